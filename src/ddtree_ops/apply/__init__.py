@@ -1,0 +1,1 @@
+"""Drives a plan on a host through its agent; follows events; confirms."""

@@ -1,0 +1,1 @@
+"""One file a verb: parse, call, print. Exit codes live here."""

@@ -1,0 +1,1 @@
+"""hosts.yaml and facts/ as typed models, with errors as file:line:col."""

@@ -1,0 +1,1 @@
+"""Engine sources: snapshot, patch series, release bundle, digests."""

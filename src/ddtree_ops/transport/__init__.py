@@ -1,0 +1,1 @@
+"""Ways to reach a host, behind one small Protocol."""

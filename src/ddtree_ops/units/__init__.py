@@ -1,0 +1,1 @@
+"""systemd units: read by systemd's own rules, rewrite, render, lint, diff."""
