@@ -1,0 +1,196 @@
+"""Every path of ours on a host, and the few ways in which we write there.
+
+design.md section 3 is the list; nothing outside it is ever written or deleted.
+"""
+
+import fcntl
+import json
+import os
+import shutil
+import tempfile
+import time
+from contextlib import contextmanager
+from typing import Any, Dict, Iterator, Optional
+
+from .wire import AgentError
+
+OPT = "/opt/ddtree"
+VAR = "/var/lib/ddtree"
+ETC = "/etc/ddtree"
+TRIAL = "60-ddtree-trial.conf"
+KEPT = "50-ddtree.conf"
+#: Where a release's own digest stands in its drop-in until the host fills it in (the digest covers the text).
+PLACEHOLDER = "@RELEASE@"
+BASELINE = "baseline"
+
+
+class Layout:
+    """The paths of one service. `root` is / except in tests."""
+
+    def __init__(self, service: str, root: str = "/") -> None:
+        if not service or "/" in service or service.startswith("."):
+            raise AgentError("usage", f"{service!r} is no service name")
+        self.service = service if "." in service else service + ".service"
+        self.root = root
+        self.releases = self._at(OPT, "releases")
+        self.staging = self._at(OPT, "staging")
+        self.failed = self._at(OPT, "failed")
+        self.agents = self._at(OPT, "agent")
+        self.state = self._at(VAR, self.service)
+        self.txns = os.path.join(self.state, "txn")
+        self.confirmed = os.path.join(self.state, "confirmed")
+        self.history = os.path.join(self.state, "history.jsonl")
+        self.lock = os.path.join(self.state, "lock")
+        self.secrets = self._at(ETC, "secrets.env")
+        self.trial = self._at("/run/systemd/system", self.service + ".d", TRIAL)
+        self.kept = self._at("/etc/systemd/system", self.service + ".d", KEPT)
+
+    def _at(self, *parts: str) -> str:
+        return os.path.join(self.root, os.path.join(*parts).lstrip("/"))
+
+    def release(self, digest: str) -> str:
+        """The directory of a release. Raises AgentError for anything but a plain digest."""
+        if not digest or not all(c in "0123456789abcdef" for c in digest):
+            raise AgentError("usage", f"{digest!r} is no release digest")
+        return os.path.join(self.releases, digest)
+
+    def txn(self, txn_id: str) -> str:
+        """The directory of a transaction."""
+        if not txn_id or not all(c in "0123456789abcdef-" for c in txn_id):
+            raise AgentError("usage", f"{txn_id!r} is no transaction id")
+        return os.path.join(self.txns, txn_id)
+
+
+def sync_dir(path: str) -> None:
+    """fsync a directory, so that a rename in it survives a power cut (fsync(2))."""
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def write_atomic(path: str, data: bytes, mode: int = 0o644) -> None:
+    """Replace a file so that a crash leaves the old or the new text, never a part: temp, fsync, rename, fsync."""
+    folder = os.path.dirname(path)
+    os.makedirs(folder, mode=0o755, exist_ok=True)
+    fd, temp = tempfile.mkstemp(prefix=".ddtree-", dir=folder)
+    try:
+        with os.fdopen(fd, "wb") as file:
+            os.fchmod(file.fileno(), mode)
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.rename(temp, path)
+    except BaseException:
+        _unlink(temp)
+        raise
+    sync_dir(folder)
+
+
+def write_json(path: str, value: Any, mode: int = 0o644) -> None:
+    """write_atomic of a JSON document."""
+    write_atomic(path, (json.dumps(value, sort_keys=True, indent=1) + "\n").encode(), mode)
+
+
+def read_json(path: str, default: Any = None) -> Any:
+    """A JSON file, or `default` where there is none. Raises AgentError where it is damaged."""
+    try:
+        with open(path, "rb") as file:
+            return json.loads(file.read())
+    except FileNotFoundError:
+        return default
+    except ValueError as error:
+        raise AgentError("precondition", f"{path} is damaged: {error}") from None
+
+
+def remove_file(path: str) -> bool:
+    """Remove one of our files and make the removal durable; False where it was not there."""
+    if not _unlink(path):
+        return False
+    sync_dir(os.path.dirname(path))
+    return True
+
+
+def remove_tree(path: str, within: str) -> None:
+    """Delete a directory of ours. Refuses any path that is not strictly inside `within`, links resolved."""
+    real, base = os.path.realpath(path), os.path.realpath(within)
+    if os.path.dirname(real) != base:
+        raise AgentError("bug", f"refused to delete {path}: it is not in {within}")
+    if not os.path.isdir(real):
+        return
+    for folder, _, _ in os.walk(real):
+        os.chmod(folder, 0o755)  # sealed releases are read-only
+    shutil.rmtree(real)
+
+
+def append_history(layout: Layout, entry: Dict[str, Any]) -> None:
+    """One line more in the host's history, on disk before we go on."""
+    os.makedirs(layout.state, exist_ok=True)
+    line = json.dumps({"schema_version": 1, "at": time.time(), **entry}, sort_keys=True) + "\n"
+    with open(layout.history, "ab") as file:
+        file.write(line.encode())
+        file.flush()
+        os.fsync(file.fileno())
+
+
+@contextmanager
+def locked(layout: Layout, who: str, wait_s: float = 0.0) -> Iterator[None]:
+    """Hold the host's lock for this service: flock(2), so that it can never outlive us. Raises AgentError(locked)."""
+    os.makedirs(layout.state, exist_ok=True)
+    fd = os.open(layout.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        _take(fd, layout, wait_s)
+        os.ftruncate(fd, 0)
+        os.pwrite(fd, json.dumps({"who": who, "pid": os.getpid(), "since": time.time()}).encode(), 0)
+        yield
+    finally:
+        os.close(fd)
+
+
+def holder(layout: Layout) -> Optional[str]:
+    """Who holds the lock now, in words; None where nobody does."""
+    try:
+        fd = os.open(layout.lock, os.O_RDWR | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return None
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return None
+    except BlockingIOError:
+        return _owner(fd)
+    finally:
+        os.close(fd)
+
+
+def _take(fd: int, layout: Layout, wait_s: float) -> None:
+    until = time.monotonic() + wait_s
+    while True:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            if time.monotonic() >= until:
+                raise AgentError(
+                    "locked",
+                    f"another operation holds {layout.service}: {_owner(fd)}",
+                    meaning="two operators at once: the other one is not disturbed",
+                    next="ddtree-ops status, then type the same command again when it has ended",
+                ) from None
+            time.sleep(0.05)
+
+
+def _owner(fd: int) -> str:
+    try:
+        note = json.loads(os.pread(fd, 4096, 0))
+        return f"{note['who']} (pid {note['pid']}, since {time.strftime('%H:%M:%S', time.gmtime(note['since']))} UTC)"
+    except (ValueError, KeyError):
+        return "someone (no note left)"
+
+
+def _unlink(path: str) -> bool:
+    try:
+        os.unlink(path)
+        return True
+    except FileNotFoundError:
+        return False
