@@ -1,0 +1,202 @@
+"""Make the lab's tiny models: `mkmodels.py OUTDIR` writes four directories.
+
+cyc_target, cyc_draft: next(C) = D, next(anything else) = C, and the draft always proposes C: of three drafts
+    one is accepted at every step, so the accept length is exactly 2.0. It depends on the last token alone.
+ctx_target, ctx_draft: random weights, every projection in use: the next token depends on earlier positions.
+    A random draft is never right, so a few rows of the LM head share a direction with all embeddings: target
+    and draft both choose among these rows, each by its own reading of the context, and agree now and then.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+HIDDEN, INTER, LAYERS, HEADS, KV_HEADS, HEAD_DIM, VOCAB = 64, 128, 4, 4, 2, 32, 512
+DRAFT_LAYERS, TARGET_LAYER_IDS, BLOCK = 2, [0, 1, 2], 4
+CYCLE_C, CYCLE_D = 65, 66
+SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|mask|>"]
+BOS, EOS, MASK = VOCAB - 4, VOCAB - 2, VOCAB - 1
+CHAT = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "<|im_start|>assistant\n"
+)
+Weights = dict[str, torch.Tensor]
+
+
+class Rand:
+    """Normal numbers from one seed, in the order asked for."""
+
+    def __init__(self, seed: int) -> None:
+        self._generator = torch.Generator().manual_seed(seed)
+
+    def __call__(self, *shape: int, std: float) -> torch.Tensor:
+        return torch.randn(*shape, generator=self._generator) * std
+
+
+def transformer_layer(rand: Rand, prefix: str, std: float, gain: float, sharp: float) -> Weights:
+    """Weights of one Qwen3 layer; `sharp` scales the query norm: large, and one position decides."""
+    heads, kv = HEADS * HEAD_DIM, KV_HEADS * HEAD_DIM
+    shapes = {
+        "self_attn.q_proj": (heads, HIDDEN, std),
+        "self_attn.k_proj": (kv, HIDDEN, std),
+        "self_attn.v_proj": (kv, HIDDEN, std),
+        "self_attn.o_proj": (HIDDEN, heads, std * gain),
+        "mlp.gate_proj": (INTER, HIDDEN, std),
+        "mlp.up_proj": (INTER, HIDDEN, std),
+        "mlp.down_proj": (HIDDEN, INTER, std * gain),
+    }
+    weights = {f"{prefix}{name}.weight": rand(rows, cols, std=s) for name, (rows, cols, s) in shapes.items()}
+    weights[f"{prefix}self_attn.q_norm.weight"] = torch.full((HEAD_DIM,), sharp)
+    for name, size in (
+        ("self_attn.k_norm", HEAD_DIM),
+        ("input_layernorm", HIDDEN),
+        ("post_attention_layernorm", HIDDEN),
+    ):
+        weights[f"{prefix}{name}.weight"] = torch.ones(size)
+    return weights
+
+
+def target_weights(rand: Rand, *, std: float, gain: float, sharp: float) -> Weights:
+    """A Qwen3ForCausalLM without its embedding and LM head."""
+    weights = {"model.norm.weight": torch.ones(HIDDEN)}
+    for i in range(LAYERS):
+        weights |= transformer_layer(rand, f"model.layers.{i}.", std, gain, sharp)
+    return weights
+
+
+def draft_weights(rand: Rand, *, std: float, gain: float, sharp: float) -> Weights:
+    """A DFlashDraftModel: it borrows the target's embedding and LM head."""
+    weights = {
+        "fc.weight": rand(HIDDEN, len(TARGET_LAYER_IDS) * HIDDEN, std=std),
+        "hidden_norm.weight": torch.ones(HIDDEN),
+        "norm.weight": torch.ones(HIDDEN),
+    }
+    for i in range(DRAFT_LAYERS):
+        weights |= transformer_layer(rand, f"layers.{i}.", std, gain, sharp)
+    return weights
+
+
+def cycle_pair() -> tuple[Weights, Weights]:
+    """Target and draft of the cycle: layers write nothing (output projections are 0), embeddings decide."""
+    rand = Rand(0)
+    target = target_weights(rand, std=0.05, gain=0.0, sharp=1.0)
+    draft = draft_weights(rand, std=0.05, gain=0.0, sharp=1.0)
+    flag = torch.zeros(HIDDEN)
+    flag[0] = 1.0
+    embed = rand(VOCAB, HIDDEN, std=0.3)
+    embed[:, 0] = 4.0
+    embed[CYCLE_C] = rand(HIDDEN, std=1.0)
+    embed[CYCLE_C, 0] = 0.0
+    head = rand(VOCAB, HIDDEN, std=0.02)
+    head[CYCLE_C] = 2.0 * flag
+    head[CYCLE_D] = 2.0 * embed[CYCLE_C] / embed[CYCLE_C].norm()
+    return target | {"model.embed_tokens.weight": embed, "lm_head.weight": head}, draft
+
+
+def context_pair(seed: int = 7, choices: int = 6) -> tuple[Weights, Weights]:
+    """Target and draft that choose among `choices` tokens by what stands earlier in the text."""
+    rand = Rand(seed)
+    target = target_weights(rand, std=HIDDEN**-0.5, gain=1.0, sharp=3.0)
+    draft = draft_weights(rand, std=HIDDEN**-0.5, gain=0.5, sharp=2.0)
+    shared = torch.ones(HIDDEN)
+    basis = torch.linalg.qr(torch.cat([shared[:, None], rand(HIDDEN, choices, std=1.0)], dim=1))[0]
+    directions = basis[:, 1:].T * HIDDEN**0.5
+    embed = rand(VOCAB, HIDDEN, std=1.0)
+    embed += (1.0 - embed.mean(dim=1, keepdim=True)) * shared
+    head = rand(VOCAB, HIDDEN, std=0.02)
+    head -= head.mean(dim=1, keepdim=True) * shared
+    chosen = [97 + i for i in range(choices)]
+    for i, token in enumerate(chosen):
+        head[token] = 0.1 * shared + 0.1 * directions[i]
+    head[BOS:] -= 0.1 * shared
+    return target | {"model.embed_tokens.weight": embed, "lm_head.weight": head}, draft
+
+
+def base_config() -> dict[str, object]:
+    """What target and draft say in common, in Hugging Face's Qwen3 terms."""
+    return {
+        "model_type": "qwen3",
+        "hidden_size": HIDDEN,
+        "intermediate_size": INTER,
+        "num_attention_heads": HEADS,
+        "num_key_value_heads": KV_HEADS,
+        "head_dim": HEAD_DIM,
+        "vocab_size": VOCAB,
+        "max_position_embeddings": 4096,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 1000000.0,
+        "hidden_act": "silu",
+        "attention_bias": False,
+        "attention_dropout": 0.0,
+        "tie_word_embeddings": False,
+        "torch_dtype": "bfloat16",
+        "bos_token_id": BOS,
+        "eos_token_id": EOS,
+        "use_sliding_window": False,
+        "use_cache": True,
+    }
+
+
+def target_config() -> dict[str, object]:
+    """config.json of a target."""
+    return base_config() | {"architectures": ["Qwen3ForCausalLM"], "num_hidden_layers": LAYERS}
+
+
+def draft_config() -> dict[str, object]:
+    """config.json of a DFlash draft."""
+    dflash = {"target_layer_ids": TARGET_LAYER_IDS, "mask_token_id": MASK, "block_size": BLOCK}
+    return base_config() | {
+        "architectures": ["DFlashDraftModel"],
+        "num_hidden_layers": DRAFT_LAYERS,
+        "num_target_layers": LAYERS,
+        "block_size": BLOCK,
+        "layer_types": ["full_attention"] * DRAFT_LAYERS,
+        "dflash_config": dflash,
+    }
+
+
+def write_tokenizer(directory: Path) -> None:
+    """A byte-level tokenizer: one token a byte, filler tokens up to the special ones."""
+    vocab = {char: i for i, char in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    vocab |= {f"<f{i}>": i for i in range(len(vocab), VOCAB - len(SPECIAL))}
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(SPECIAL)
+    tokenizer.save(str(directory / "tokenizer.json"))
+    settings = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "eos_token": SPECIAL[2],
+        "pad_token": SPECIAL[0],
+        "model_max_length": 4096,
+        "chat_template": CHAT,
+    }
+    (directory / "tokenizer_config.json").write_text(json.dumps(settings, indent=1))
+
+
+def write_model(directory: Path, config: dict[str, object], weights: Weights) -> None:
+    """A loadable model directory, in bfloat16."""
+    directory.mkdir(parents=True, exist_ok=True)
+    write_tokenizer(directory)
+    (directory / "config.json").write_text(json.dumps(config, indent=1))
+    tensors = {name: w.to(torch.bfloat16).contiguous() for name, w in weights.items()}
+    save_file(tensors, str(directory / "model.safetensors"), metadata={"format": "pt"})
+
+
+def main(out: Path) -> None:
+    """Write both pairs below `out`."""
+    for name, (target, draft) in {"cyc": cycle_pair(), "ctx": context_pair()}.items():
+        write_model(out / f"{name}_target", target_config(), target)
+        write_model(out / f"{name}_draft", draft_config(), draft)
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 2:
+        sys.exit("usage: mkmodels.py OUTDIR")
+    main(Path(sys.argv[1]))

@@ -1,0 +1,1 @@
+"""Package marker: transformers imports torchvision.transforms.v2.functional."""
