@@ -135,8 +135,11 @@ def append_history(layout: Layout, entry: Dict[str, Any]) -> None:
 
 
 @contextmanager
-def locked(layout: Layout, who: str, wait_s: float = 0.0) -> Iterator[None]:
-    """Hold the host's lock for this service: flock(2), so that it can never outlive us. Raises AgentError(locked)."""
+def locked(layout: Layout, who: str, wait_s: float = 0.5) -> Iterator[None]:
+    """Hold the host's lock for this service: flock(2), so that it can never outlive us. Raises AgentError(locked).
+
+    The short default wait covers a reader that looks who holds it.
+    """
     os.makedirs(layout.state, exist_ok=True)
     fd = os.open(layout.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
