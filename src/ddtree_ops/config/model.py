@@ -1,0 +1,177 @@
+"""What hosts.yaml means: typed, frozen, with every key of a host in one place."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
+
+from ddtree_ops.config.secrets import SecretRef
+
+NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
+VARIABLE = r"^[A-Za-z_][A-Za-z0-9_]*$"
+_UNIT = re.compile(r"[A-Za-z0-9:_.\\-]+(?:@[A-Za-z0-9:_.\\-]+)?\.service")
+_TEXT = Field(min_length=1, pattern=r"^[^\x00-\x1f]+$")
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, hide_input_in_errors=True)
+
+
+def _unit_name(value: str) -> str:
+    if _UNIT.fullmatch(value):
+        return value
+    if re.fullmatch(r"[A-Za-z0-9:_.\\-]+@\.service", value):
+        raise ValueError(f"{value} is a template: name an instance, such as {value.replace('@', '@main')}")
+    if "." not in value and _UNIT.fullmatch(f"{value}.service"):
+        raise ValueError(f"write the whole unit name: {value}.service")
+    raise ValueError("not the name of a systemd service, such as sglang.service")
+
+
+def _host_key(value: str) -> str:
+    if value in ("strict", "accept-new") or re.fullmatch(r"SHA256:[A-Za-z0-9+/]{43}=?", value):
+        return value
+    raise ValueError("must be strict, accept-new or a fingerprint SHA256:… as `ssh-keygen -lf` prints it")
+
+
+def _environment_value(value: Any) -> Any:
+    if isinstance(value, dict):
+        return SecretRef.model_validate(value)
+    if isinstance(value, (str, SecretRef)):
+        if isinstance(value, str) and re.search(r"[\x00\n]", value):
+            raise ValueError("an environment value is one line")
+        return value
+    raise ValueError("must be text, or a reference {secret: env:NAME}")
+
+
+def _interpreter(value: str) -> str:
+    if not value.startswith("/"):
+        raise ValueError("must be an absolute path on the host, such as /root/ml-env/bin/python3")
+    return value
+
+
+Text = Annotated[str, _TEXT]
+Seconds = Annotated[float, Field(gt=0, le=86400, strict=False)]
+Port = Annotated[int, Field(ge=1, le=65535)]
+EnvironmentValue = Annotated[
+    Any,
+    BeforeValidator(_environment_value),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": ["string", "number", "boolean"]},
+                {
+                    "type": "object",
+                    "properties": {"secret": {"type": "string", "pattern": "^(env:[A-Za-z_]\\w*|file:.+)$"}},
+                    "required": ["secret"],
+                    "additionalProperties": False,
+                },
+            ]
+        }
+    ),
+]
+Environment = dict[Annotated[str, Field(pattern=VARIABLE)], EnvironmentValue]
+
+
+class Timeouts(_Strict):
+    """Seconds. The phases are stall limits (design 5), `cap` the absolute limit of one phase."""
+
+    connect: Seconds = Field(10, description="TCP connect, banner and authentication")
+    command: Seconds = Field(60, description="one command on the host that reports nothing meanwhile")
+    import_: Seconds = Field(30, alias="import", description="stall limit while the engine imports")
+    weights: Seconds = Field(120, description="stall limit while weights load")
+    graphs: Seconds = Field(180, description="stall limit while CUDA graphs are captured")
+    serve: Seconds = Field(30, description="stall limit of the first generations")
+    confirm: Seconds = Field(60, description="how long a gated release waits for confirmation")
+    stop: Seconds = Field(90, description="how long the service may take to stop")
+    cap: Seconds = Field(1800, description="absolute limit of one phase")
+
+
+class HostKeys(_Strict):
+    """The keys of one host; `defaults`, a group and a host take the same ones."""
+
+    address: Text | None = Field(
+        None, description="where to connect; default: the host's name, so ssh_config decides"
+    )
+    ssh_port: Port | None = Field(None, description="port of sshd; default: ssh_config, else 22")
+    user: Text = Field("root", description="login; another than root uses `sudo -n`")
+    ssh_config: Text | None = Field(None, description="default: $DDTREE_OPS_SSH_CONFIG, else ~/.ssh/config")
+    host_key: Annotated[str, AfterValidator(_host_key)] = Field(
+        "strict",
+        description="strict: must be in known_hosts; accept-new: first one is recorded; SHA256:…: pinned",
+    )
+    identity: Text | None = Field(None, description="private key file")
+    interpreter: Annotated[str, AfterValidator(_interpreter)] | None = Field(
+        None, description="the engine's python on the host; default: the adopted unit's"
+    )
+    service: Annotated[str, AfterValidator(_unit_name)] = Field("sglang.service", description="systemd unit")
+    port: Port | None = Field(None, description="port of the engine; default: the adopted unit's, else 30000")
+    model: Text | None = Field(None, description="path or hub name of the target model")
+    draft: Text | None = Field(None, description="path or hub name of the DFlash draft model")
+    tp: int | None = Field(None, ge=1, le=1024, description="tensor parallel size")
+    environment: Environment = Field(default_factory=dict, description="variables of the service")
+    series: Text = Field(
+        "sglang-0.5.11", description="patch series: shipped with ddtree-ops, or a directory's path"
+    )
+    budget: int = Field(16, ge=1, le=1024, description="nodes of the draft tree")
+    topk: int = Field(4, ge=1, le=64, description="children looked at per node")
+    shadow_every: int = Field(
+        8, ge=1, le=100000, description="shadow mode: one verify step in so many builds a tree"
+    )
+    timeouts: Timeouts = Field(default_factory=lambda: Timeouts(), description="seconds")
+
+
+class HostConfig(HostKeys):
+    """A host as it counts: defaults, then its groups in order, then its own keys."""
+
+    name: str
+    groups: tuple[str, ...] = ()
+
+    @property
+    def target(self) -> str:
+        """The name given to SSH."""
+        return self.address or self.name
+
+
+class GroupEntry(HostKeys):
+    """A group, or `defaults`, as written."""
+
+
+class HostEntry(HostKeys):
+    """A host as written."""
+
+    groups: list[str] = Field(default_factory=list, description="groups whose keys it takes, later ones win")
+
+
+class InventoryFile(_Strict):
+    """hosts.yaml as written."""
+
+    version: Literal[1]
+    defaults: GroupEntry = Field(default_factory=lambda: GroupEntry(), description="any host key")
+    groups: dict[Annotated[str, Field(pattern=NAME)], GroupEntry] = Field(default_factory=dict)
+    hosts: dict[Annotated[str, Field(pattern=NAME)], HostEntry]
+
+
+class Inventory(_Strict):
+    """A loaded hosts.yaml. `groups` maps a group to its hosts' names."""
+
+    path: Path
+    hosts: dict[str, HostConfig]
+    groups: dict[str, tuple[str, ...]]
+
+    @property
+    def base(self) -> Path:
+        """The directory that relative paths in hosts.yaml start from."""
+        return self.path.parent
+
+    def facts_path(self, host: str) -> Path:
+        """Where the committed facts of `host` lie."""
+        return self.base / "facts" / f"{host}.yaml"
+
+    def select(self, patterns: list[str]) -> list[HostConfig]:
+        """Return the hosts that names, globs and groups mean, in file order. Raises UsageProblem."""
+        from ddtree_ops.config.select import select_hosts
+
+        return select_hosts(self, patterns)
