@@ -72,6 +72,15 @@ class Txn:
         self.say({"ev": "state", "state": new, **fields})
         return True
 
+    def ask_abort(self, who: str) -> None:
+        """Leave a note for the runner: the operator wants the confirmed release back."""
+        write_json(os.path.join(self.dir, "abort"), {"who": who})
+
+    def abort_asked(self) -> Optional[str]:
+        """The operator's note, in words."""
+        found = read_json(os.path.join(self.dir, "abort"))
+        return f"{found['who']} ended the rollout" if isinstance(found, dict) else None
+
     def say(self, event: Dict[str, Any]) -> None:
         """Append one event for whoever follows."""
         line = json.dumps({"t": time.time(), **event}, sort_keys=True) + "\n"

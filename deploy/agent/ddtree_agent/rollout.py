@@ -1,0 +1,185 @@
+"""The runner of one rollout: arm, stop, switch, start, watch, wait for the confirm; back on any failure."""
+
+import os
+import time
+from typing import Any, Dict, Optional
+
+from . import guard, service, store
+from .journal import Txn, open_txn
+from .layout import Layout, locked
+from .outcome import confirmed, finish_confirm, measures, outcome, restore, rolled_back, set_confirmed, stopwatch
+from .watching import Stopped, Watching, watch
+from .wire import AgentError
+
+#: A phase may take its cap; the guard waits this much longer before it takes over.
+_GUARD_SLACK_S = 120.0
+
+
+def run(layout: Layout, txn_id: str, archive: str) -> None:
+    """Run a transaction to its end. Every failure ends in the confirmed release."""
+    txn = Txn(layout, txn_id)
+    intent = txn.intent
+    with locked(layout, f"{intent['kind']} {txn_id} by {intent['who']}", wait_s=15):
+        failure = _attempt(txn, intent, archive)
+        if failure is not None:
+            restore(txn, failure, watch)
+
+
+def close(layout: Layout, txn_id: str) -> None:
+    """What the guard does: finish a begun confirm, else bring the confirmed release back."""
+    txn = Txn(layout, txn_id)
+    if outcome(txn) is not None and txn.state in ("CONFIRMED", "ROLLED_BACK"):
+        return
+    # The runner overran its time or is dead already; either way it must not act beside us.
+    guard.kill_runner(txn)
+    with locked(layout, f"guard of {txn_id}", wait_s=20):
+        if txn.state == "CONFIRMING":
+            finish_confirm(txn)
+        elif txn.state not in ("CONFIRMED", "ROLLED_BACK"):
+            restore(txn, _failure(txn, "guard", "the runner of this rollout ended or overran its time"), watch)
+
+
+def settle(layout: Layout) -> None:
+    """Close what a reboot or a dead runner left open. The caller holds the lock."""
+    txn = open_txn(layout)
+    if txn is None:
+        return
+    if txn.state == "CONFIRMING":
+        finish_confirm(txn)
+    elif txn.rebooted and not os.path.exists(layout.trial):
+        # /run is gone: the boot itself was the rollback, only the record is missing.
+        rolled_back(txn, _failure(txn, "reboot", "the host rebooted during the trial"))
+    else:
+        restore(txn, _failure(txn, "guard", "the runner of this rollout is gone"), watch)
+
+
+def _attempt(txn: Txn, intent: Dict[str, Any], archive: str) -> Optional[Dict[str, Any]]:
+    try:
+        return (_deploy if intent["kind"] == "deploy" else _undo)(txn, intent, archive)
+    except AgentError as error:
+        return _failure(txn, "step", error.fields["what"], error.fields["evidence"])
+    except Stopped as stopped:
+        return _failure(txn, "aborted", str(stopped))
+
+
+def _deploy(txn: Txn, intent: Dict[str, Any], archive: str) -> Optional[Dict[str, Any]]:
+    layout = txn.layout
+    manifest = store.manifest_of(layout, intent["release"])
+    store.verify(layout, intent["release"])
+    _arm(txn, intent, archive)
+    _stop(txn, intent)
+    text = store.dropin_text(manifest)
+    service.put_trial(layout, text)
+    service.reload()
+    service.read_back(layout, layout.trial, manifest["exec_argv"], text)
+    _step(txn, "SWITCHED")
+    failure = _start(txn, intent, intent["expect"])
+    if failure is not None:
+        return failure
+    _step(txn, "READY")
+    _step(txn, "GATED", nonce=intent["nonce"], deadline_s=intent["timeouts"]["confirm"])
+    return _await_confirm(txn, intent)
+
+
+def _undo(txn: Txn, intent: Dict[str, Any], archive: str) -> Optional[Dict[str, Any]]:
+    layout, target = txn.layout, intent["release"]
+    if target != "baseline":
+        store.verify(layout, target)
+    _arm(txn, intent, archive)
+    _stop(txn, intent)
+    # From here a reboot boots the target as well: the operator asked for it, nothing is on trial.
+    service.drop_trial(layout)
+    set_confirmed(layout, target, None, txn.id)
+    service.reload()
+    _step(txn, "SWITCHED")
+    failure = _start(txn, intent, {"state": {}, "capacity": {}})
+    if failure is not None:
+        return failure
+    for state in ("READY", "GATED", "CONFIRMING"):
+        _step(txn, state)
+    finish_confirm(txn)
+    return None
+
+
+def _arm(txn: Txn, intent: Dict[str, Any], archive: str) -> None:
+    guard.arm(txn, archive, intent["timeouts"]["stop"] + intent["timeouts"]["cap"] + _GUARD_SLACK_S)
+    _step(txn, "ARMED")
+    _step(txn, "DRAINED")
+
+
+def _stop(txn: Txn, intent: Dict[str, Any]) -> None:
+    begun = time.time()
+    stopped = service.stop(txn.layout.service, intent["timeouts"]["stop"])
+    stopwatch(txn, stop=stopped, down_since=begun)
+    _step(txn, "STOPPED", **stopped)
+
+
+def _start(txn: Txn, intent: Dict[str, Any], expect: Dict[str, Any]) -> Optional[Dict[str, Any]]:
+    watching = Watching(txn, intent, expect)
+    service.start(txn.layout.service)
+    _step(txn, "STARTING")
+    failure = watching.verdict()
+    if failure is None:
+        down = round(time.time() - _down_since(txn), 2)
+        stopwatch(txn, phases=watching.seconds, downtime_s=down)
+    return failure
+
+
+def _await_confirm(txn: Txn, intent: Dict[str, Any]) -> Optional[Dict[str, Any]]:
+    until = time.monotonic() + intent["timeouts"]["confirm"]
+    pid = service.main_pid(txn.layout.service)
+    while time.monotonic() < until:
+        if txn.state != "GATED":
+            return None  # confirmed, or the guard took over
+        if txn.abort_asked():
+            raise Stopped(txn.abort_asked())
+        if service.main_pid(txn.layout.service) != pid:
+            return _failure(txn, "died", "the server died or restarted after it was ready")
+        time.sleep(0.25)
+    return _failure(txn, "unconfirmed", "no confirm came within the deadline: the operator's line was cut")
+
+
+def _step(txn: Txn, state: str, **fields: Any) -> None:
+    if not txn.to(state, **fields):
+        raise AgentError("rolled-back", f"the rollout cannot go on to {state}: it is {txn.state}")
+
+
+def _down_since(txn: Txn) -> float:
+    return float(measures(txn).get("down_since", time.time()))
+
+
+def _failure(txn: Txn, reason: str, hint: str, line: Optional[str] = None) -> Dict[str, Any]:
+    return {"verdict": "FAIL", "reason": reason, "phase": txn.state, "line": line, "context": [], "hint": hint}
+
+
+def begin(layout: Layout, request: Dict[str, Any], archive: str) -> Txn:
+    """Create a transaction and hand it to its runner. Raises AgentError where a precondition moved."""
+    with locked(layout, f"{request['kind']} by {request['who']}"):
+        settle(layout)
+        now = confirmed(layout)["release"]
+        if now != request["from"]:
+            raise AgentError(
+                "precondition",
+                f"the confirmed release of {layout.service} is {now}, not {request['from']} as planned",
+                meaning="somebody else changed this host after the plan",
+                next="ddtree-ops status",
+            )
+        _unmoved(request.get("unit_files", {}))
+        active = service.facts(layout.service).get("ActiveState") in ("active", "activating", "reloading")
+        txn = Txn.create(layout, {**request, "was_active": active or request["kind"] == "undo"})
+        _step(txn, "STAGED")
+    guard.launch(txn, archive)
+    return txn
+
+
+def _unmoved(files: Dict[str, str]) -> None:
+    for path, sha in files.items():
+        found = store.file_digest(path) if os.path.isfile(path) else "missing"
+        if found != sha:
+            raise AgentError(
+                "precondition",
+                f"{path} changed since the plan was made",
+                evidence=f"expected {sha}, found {found}",
+                meaning="nothing was stopped",
+                next="ddtree-ops adopt, to take the new unit in, or put the old text back",
+            )

@@ -1,0 +1,228 @@
+"""The unit under our care: stop within a bound, switch the drop-in, start, read back what is in force."""
+
+import os
+import re
+import signal
+import time
+from typing import Any, Dict, List, Optional, Tuple
+
+from .layout import Layout, remove_file, write_atomic
+from .systemd import ctl, show
+from .wire import AgentError
+
+_PROPS = ["ActiveState", "SubState", "Result", "MainPID", "ExecMainStatus", "ControlGroup", "LoadState", "KillMode"]
+
+
+def facts(unit: str) -> Dict[str, str]:
+    """The properties that decisions about a running unit need."""
+    return show(unit, _PROPS)
+
+
+def main_pid(unit: str) -> int:
+    """The unit's main process, 0 where there is none."""
+    return int(show(unit, ["MainPID"]).get("MainPID") or 0)
+
+
+def running_release(unit: str) -> Optional[str]:
+    """The release that the main process was started from, by its own environment; None for a baseline process."""
+    pid = main_pid(unit)
+    try:
+        with open(f"/proc/{pid}/environ", "rb") as file:
+            pairs = file.read().split(b"\0")
+    except OSError:
+        return None
+    for pair in pairs:
+        if pair.startswith(b"DDTREE_RELEASE="):
+            return pair.split(b"=", 1)[1].decode()
+    return None
+
+
+def stop(unit: str, limit_s: float) -> Dict[str, Any]:
+    """Stop the unit and see all of its processes gone within `limit_s` seconds, by SIGKILL at the limit.
+
+    SGLang ends by killing its own tree with SIGKILL even when it drained, so the stop is judged by what is left,
+    not by Result=. Returns seconds and how it ended. Raises AgentError where processes survive even SIGKILL.
+    """
+    begun = time.monotonic()
+    kill_mode = facts(unit).get("KillMode", "")
+    ctl("stop", "--no-block", unit)
+    killed = False
+    while not _stopped(unit):
+        spent = time.monotonic() - begun
+        if spent > limit_s and not killed:
+            ctl("kill", "--signal=SIGKILL", unit)
+            killed = True
+        if spent > limit_s + 15:
+            raise AgentError(
+                "rolled-back",
+                f"{unit} has processes that survive SIGKILL: {_left(unit)}",
+                meaning="a process in uninterruptible sleep (a hung GPU or disk)",
+                next="dmesg | tail; a reboot is the usual way out",
+            )
+        time.sleep(0.05)
+    end = facts(unit)
+    return {
+        "seconds": round(time.monotonic() - begun, 2),
+        "killed_at_limit": killed,
+        "kill_mode": kill_mode,
+        "result": end.get("Result", ""),
+    }
+
+
+def start(unit: str) -> None:
+    """Ask for a start and return at once: the watch decides, not systemctl."""
+    ctl("reset-failed", unit)
+    status, out, err = ctl("start", "--no-block", unit)
+    if status != 0:
+        raise AgentError("rolled-back", f"systemctl start {unit} was refused", evidence=(err or out).strip())
+
+
+def reload() -> None:
+    """daemon-reload (systemctl(1)). Raises AgentError where systemd refuses."""
+    status, out, err = ctl("daemon-reload", timeout=60)
+    if status != 0:
+        raise AgentError("rolled-back", "systemctl daemon-reload failed", evidence=(err or out).strip())
+
+
+def put_trial(layout: Layout, text: str) -> None:
+    """The release on trial: one drop-in in /run, which a reboot forgets."""
+    write_atomic(layout.trial, text.encode())
+
+
+def drop_trial(layout: Layout) -> bool:
+    """Take the trial away; False where there was none."""
+    gone = remove_file(layout.trial)
+    _prune(os.path.dirname(layout.trial))
+    return gone
+
+
+def put_kept(layout: Layout, text: Optional[str]) -> None:
+    """The confirmed release's drop-in in /etc; None for the baseline, which needs none."""
+    if text is not None:
+        write_atomic(layout.kept, text.encode())
+        return
+    remove_file(layout.kept)
+    _prune(os.path.dirname(layout.kept))
+
+
+def read_back(layout: Layout, dropin: str, argv: List[str], text: str) -> None:
+    """Prove that the effective unit is the planned one. Raises AgentError naming what is in force instead."""
+    shown = show(layout.service, ["ExecStart", "DropInPaths", "NeedDaemonReload", "Environment"])
+    want = " ".join(argv)
+    found = _argv_of(shown.get("ExecStart", ""))
+    release = _release_in(text)
+    if found != want or f"DDTREE_RELEASE={release}" not in shown.get("Environment", "").split():
+        raise AgentError(
+            "rolled-back",
+            f"the effective unit is not the planned one although {dropin} is in place",
+            evidence=f"ExecStart= in force: {found or shown.get('ExecStart', '(none)')}",
+            meaning="another drop-in wins over ours: " + shown.get("DropInPaths", ""),
+            next=f"systemctl cat {layout.service}",
+        )
+
+
+def wait_port_free(port: int, limit_s: float) -> Optional[str]:
+    """Wait until nobody listens on a TCP port; what still holds it after `limit_s`, in words."""
+    until = time.monotonic() + limit_s
+    while True:
+        owner = listener(port)
+        if owner is None or time.monotonic() > until:
+            return owner
+        time.sleep(0.2)
+
+
+def listener(port: int) -> Optional[str]:
+    """Who listens on a TCP port ("pid 12 (nc -l)"), None where nobody does (proc(5), /proc/net/tcp)."""
+    inodes = _listening(port)
+    if not inodes:
+        return None
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        if _has_socket(pid, inodes):
+            return f"pid {pid} ({_cmdline(pid)})"
+    return "a process of another namespace"
+
+
+def _listening(port: int) -> List[str]:
+    found = []
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        try:
+            with open(table) as file:
+                rows = [line.split() for line in file][1:]
+        except OSError:
+            continue
+        found += [row[9] for row in rows if row[3] == "0A" and int(row[1].rsplit(":", 1)[1], 16) == port]
+    return found
+
+
+def _has_socket(pid: str, inodes: List[str]) -> bool:
+    folder = f"/proc/{pid}/fd"
+    try:
+        for fd in os.listdir(folder):
+            target = os.readlink(os.path.join(folder, fd))
+            if target.startswith("socket:[") and target[8:-1] in inodes:
+                return True
+    except OSError:
+        pass
+    return False
+
+
+def _cmdline(pid: str) -> str:
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            words = file.read().split(b"\0")[:3]
+    except OSError:
+        return "?"
+    return b" ".join(words).decode("utf-8", "replace").strip() or "?"
+
+
+def _argv_of(exec_start: str) -> str:
+    match = re.search(r"argv\[\]=(.*?) ; ignore_errors=", exec_start, re.S)
+    return match.group(1) if match else ""
+
+
+def _release_in(text: str) -> str:
+    match = re.search(r"DDTREE_RELEASE=([0-9a-f]+)", text)
+    return match.group(1) if match else ""
+
+
+def _stopped(unit: str) -> bool:
+    now = facts(unit)
+    return now.get("ActiveState") in ("inactive", "failed") and not pids(now.get("ControlGroup", ""))
+
+
+def _left(unit: str) -> str:
+    return ", ".join(f"pid {pid} ({_cmdline(str(pid))})" for pid in pids(facts(unit).get("ControlGroup", "")))
+
+
+def pids(control_group: str) -> List[int]:
+    """Processes of a unit's cgroup and those below it, on cgroup v1 and v2 (systemd's own hierarchy)."""
+    found: List[int] = []
+    if not control_group or control_group == "/":
+        return found
+    for base in ("/sys/fs/cgroup/systemd", "/sys/fs/cgroup/unified", "/sys/fs/cgroup"):
+        for folder, _, names in os.walk(base + control_group):
+            if "cgroup.procs" in names:
+                found += _read_pids(os.path.join(folder, "cgroup.procs"))
+        if found:
+            break
+    return sorted(set(found))
+
+
+def _read_pids(path: str) -> List[int]:
+    try:
+        with open(path) as file:
+            return [int(line) for line in file]
+    except OSError:
+        return []
+
+
+def signal_all(unit: str, number: int = signal.SIGKILL) -> Tuple[int, str, str]:
+    """Signal every process of the unit."""
+    return ctl("kill", f"--signal={number}", unit)
+
+
+def _prune(folder: str) -> None:
+    try:
+        os.rmdir(folder)  # only where our drop-in was the last one in it
+    except OSError:
+        pass
