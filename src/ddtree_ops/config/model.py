@@ -78,49 +78,55 @@ Environment = dict[Annotated[str, Field(pattern=VARIABLE)], EnvironmentValue]
 class Timeouts(_Strict):
     """Seconds. The phases are stall limits (design 5), `cap` the absolute limit of one phase."""
 
-    connect: Seconds = Field(10, description="TCP connect, banner and authentication")
-    command: Seconds = Field(60, description="one command on the host that reports nothing meanwhile")
-    import_: Seconds = Field(30, alias="import", description="stall limit while the engine imports")
-    weights: Seconds = Field(120, description="stall limit while weights load")
-    graphs: Seconds = Field(180, description="stall limit while CUDA graphs are captured")
-    serve: Seconds = Field(30, description="stall limit of the first generations")
-    confirm: Seconds = Field(60, description="how long a gated release waits for confirmation")
-    stop: Seconds = Field(90, description="how long the service may take to stop")
-    cap: Seconds = Field(1800, description="absolute limit of one phase")
+    connect: Seconds = Field(default=10, description="TCP connect, banner and authentication")
+    command: Seconds = Field(default=60, description="one command on the host that reports nothing meanwhile")
+    import_: Seconds = Field(default=30, alias="import", description="stall limit while the engine imports")
+    weights: Seconds = Field(default=120, description="stall limit while weights load")
+    graphs: Seconds = Field(default=180, description="stall limit while CUDA graphs are captured")
+    serve: Seconds = Field(default=30, description="stall limit of the first generations")
+    confirm: Seconds = Field(default=60, description="how long a gated release waits for confirmation")
+    stop: Seconds = Field(default=90, description="how long the service may take to stop")
+    cap: Seconds = Field(default=1800, description="absolute limit of one phase")
 
 
 class HostKeys(_Strict):
     """The keys of one host; `defaults`, a group and a host take the same ones."""
 
     address: Text | None = Field(
-        None, description="where to connect; default: the host's name, so ssh_config decides"
+        default=None, description="where to connect; default: the host's name, so ssh_config decides"
     )
-    ssh_port: Port | None = Field(None, description="port of sshd; default: ssh_config, else 22")
-    user: Text = Field("root", description="login; another than root uses `sudo -n`")
-    ssh_config: Text | None = Field(None, description="default: $DDTREE_OPS_SSH_CONFIG, else ~/.ssh/config")
+    ssh_port: Port | None = Field(default=None, description="port of sshd; default: ssh_config, else 22")
+    user: Text = Field(default="root", description="login; another than root uses `sudo -n`")
+    ssh_config: Text | None = Field(
+        default=None, description="default: $DDTREE_OPS_SSH_CONFIG, else ~/.ssh/config"
+    )
     host_key: Annotated[str, AfterValidator(_host_key)] = Field(
-        "strict",
+        default="strict",
         description="strict: must be in known_hosts; accept-new: first one is recorded; SHA256:…: pinned",
     )
-    identity: Text | None = Field(None, description="private key file")
+    identity: Text | None = Field(default=None, description="private key file")
     interpreter: Annotated[str, AfterValidator(_interpreter)] | None = Field(
-        None, description="the engine's python on the host; default: the adopted unit's"
+        default=None, description="the engine's python on the host; default: the adopted unit's"
     )
-    service: Annotated[str, AfterValidator(_unit_name)] = Field("sglang.service", description="systemd unit")
-    port: Port | None = Field(None, description="port of the engine; default: the adopted unit's, else 30000")
-    model: Text | None = Field(None, description="path or hub name of the target model")
-    draft: Text | None = Field(None, description="path or hub name of the DFlash draft model")
-    tp: int | None = Field(None, ge=1, le=1024, description="tensor parallel size")
+    service: Annotated[str, AfterValidator(_unit_name)] = Field(
+        default="sglang.service", description="systemd unit"
+    )
+    port: Port | None = Field(
+        default=None, description="port of the engine; default: the adopted unit's, else 30000"
+    )
+    model: Text | None = Field(default=None, description="path or hub name of the target model")
+    draft: Text | None = Field(default=None, description="path or hub name of the DFlash draft model")
+    tp: int | None = Field(default=None, ge=1, le=1024, description="tensor parallel size")
     environment: Environment = Field(default_factory=dict, description="variables of the service")
     series: Text = Field(
-        "sglang-0.5.11", description="patch series: shipped with ddtree-ops, or a directory's path"
+        default="sglang-0.5.11", description="patch series: shipped with ddtree-ops, or a directory's path"
     )
-    budget: int = Field(16, ge=1, le=1024, description="nodes of the draft tree")
-    topk: int = Field(4, ge=1, le=64, description="children looked at per node")
+    budget: int = Field(default=16, ge=1, le=1024, description="nodes of the draft tree")
+    topk: int = Field(default=4, ge=1, le=64, description="children looked at per node")
     shadow_every: int = Field(
-        8, ge=1, le=100000, description="shadow mode: one verify step in so many builds a tree"
+        default=8, ge=1, le=100000, description="shadow mode: one verify step in so many builds a tree"
     )
-    timeouts: Timeouts = Field(default_factory=lambda: Timeouts(), description="seconds")
+    timeouts: Timeouts = Field(default_factory=Timeouts, description="seconds")
 
 
 class HostConfig(HostKeys):
@@ -149,7 +155,7 @@ class InventoryFile(_Strict):
     """hosts.yaml as written."""
 
     version: Literal[1]
-    defaults: GroupEntry = Field(default_factory=lambda: GroupEntry(), description="any host key")
+    defaults: GroupEntry = Field(default_factory=GroupEntry, description="any host key")
     groups: dict[Annotated[str, Field(pattern=NAME)], GroupEntry] = Field(default_factory=dict)
     hosts: dict[Annotated[str, Field(pattern=NAME)], HostEntry]
 

@@ -1,0 +1,180 @@
+"""Where events and results go: people read stderr, machines read stdout."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Mapping
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, TextIO
+
+from ddtree_ops.core.events import (
+    Event,
+    Gated,
+    LogLine,
+    Other,
+    PhasePassed,
+    Progress,
+    Result,
+    StateChanged,
+    VerdictGiven,
+    event_json,
+)
+
+if TYPE_CHECKING:
+    from rich.live import Live
+
+SCHEMA_VERSION = 1
+
+
+def say(text: str) -> None:
+    """A line for the person at the terminal."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def document(payload: Mapping[str, Any]) -> None:
+    """The one JSON document of a `--json` run; `schema_version` is added here."""
+    print(json.dumps({"schema_version": SCHEMA_VERSION, **payload}, ensure_ascii=False, indent=2), flush=True)
+
+
+def sentence(event: Event, verbose: int = 0) -> str | None:
+    """Return the line a person reads for `event`, or None where it says nothing new to them."""
+    if isinstance(event, StateChanged):
+        return event.state
+    if isinstance(event, PhasePassed):
+        return f"{event.phase} passed" + (f" in {event.seconds:.1f} s" if event.seconds is not None else "")
+    if isinstance(event, LogLine):
+        return f"log: {event.line}" if verbose else None
+    if isinstance(event, VerdictGiven):
+        return _verdict(event)
+    if isinstance(event, Gated):
+        return "gates passed" + (f", confirm within {event.deadline_s:.0f} s" if event.deadline_s else "")
+    if isinstance(event, Progress):
+        return f"{event.phase}: {event.text}" if verbose else None
+    return f"{event.data}" if isinstance(event, Other) and verbose > 1 else None
+
+
+def _verdict(event: VerdictGiven) -> str:
+    text = event.verdict + (f" in {event.phase}" if event.phase else "")
+    if event.reason:
+        text += f": {event.reason}"
+    if event.lag_s is not None:
+        text += f" (seen {event.lag_s:.1f} s after the process died)"
+    for label, value in (("first fatal line", event.line), ("hint", event.hint)):
+        text += f"\n  {label}: {value}" if value else ""
+    return text
+
+
+class Sink:
+    """Takes a host's events. A context manager; the base one shows nothing."""
+
+    def __call__(self, host: str, event: Event) -> None:
+        """Show one event."""
+
+    def close(self) -> None:
+        """Leave the terminal as it was."""
+
+    def __enter__(self) -> Sink:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class JsonLines(Sink):
+    """`--events`: one object a line on stdout, each with its host."""
+
+    def __call__(self, host: str, event: Event) -> None:
+        print(json.dumps({"host": host, **event_json(event)}, ensure_ascii=False), flush=True)
+
+
+class PlainLines(Sink):
+    """A line per event on stderr: pipes, CI, dumb terminals."""
+
+    def __init__(self, verbose: int = 0) -> None:
+        self.verbose = verbose
+
+    def __call__(self, host: str, event: Event) -> None:
+        text = sentence(event, self.verbose)
+        if text is not None:
+            self.line(f"{host}  {text}")
+
+    def line(self, text: str) -> None:
+        """Write one durable line."""
+        say(text)
+
+
+class LiveLines(PlainLines):
+    """As PlainLines, and under them a moving line per host with what it is doing now."""
+
+    def __init__(self, verbose: int = 0) -> None:
+        super().__init__(verbose)
+        self.now: dict[str, str] = {}
+        self.live: Live | None = None
+
+    def __call__(self, host: str, event: Event) -> None:
+        if isinstance(event, (Progress, StateChanged, PhasePassed)):
+            self.now[host] = (
+                f"{event.phase}: {event.text}" if isinstance(event, Progress) else sentence(event) or ""
+            )
+        if isinstance(event, (Result, VerdictGiven)):
+            self.now.pop(host, None)
+        super().__call__(host, event)
+        self._draw()
+
+    def line(self, text: str) -> None:
+        from rich.text import Text
+
+        self._draw()
+        assert self.live is not None
+        self.live.console.print(Text(text), soft_wrap=True)
+
+    def _draw(self) -> None:
+        from rich.console import Console, Group
+        from rich.live import Live
+        from rich.spinner import Spinner
+        from rich.text import Text
+
+        if self.live is None:
+            self.live = Live(console=Console(stderr=True), transient=True, refresh_per_second=8)
+            self.live.start()
+        self.live.update(
+            Group(*(Spinner("dots", Text(f" {host}  {what}")) for host, what in self.now.items()))
+        )
+
+    def close(self) -> None:
+        if self.live is not None:
+            self.live.stop()
+            self.live = None
+
+
+class Both(Sink):
+    """Machines and people at once."""
+
+    def __init__(self, *sinks: Sink) -> None:
+        self.sinks = sinks
+
+    def __call__(self, host: str, event: Event) -> None:
+        for sink in self.sinks:
+            sink(host, event)
+
+    def close(self) -> None:
+        for sink in self.sinks:
+            sink.close()
+
+
+def open_sink(
+    events: bool = False, quiet: bool = False, verbose: int = 0, stream: TextIO | None = None
+) -> Sink:
+    """Return the sink that the options and the terminal ask for. `stream` stands for stderr in tests."""
+    people: Sink = Sink()
+    if not quiet:
+        people = LiveLines(verbose) if _moves(stream or sys.stderr) else PlainLines(verbose)
+    return Both(JsonLines(), people) if events else people
+
+
+def _moves(stream: TextIO) -> bool:
+    return stream.isatty() and os.environ.get("TERM") != "dumb" and not os.environ.get("CI")
