@@ -2,15 +2,16 @@
 
 import os
 import time
-from typing import Any, Callable, Dict, Optional
+from typing import Any, Dict, Optional
 
 from . import guard, service, store
 from .journal import Txn
 from .layout import BASELINE, Layout, append_history, read_json, write_json
+from .watching import Watching
 from .wire import AgentError
 
-#: Decides whether a started service is healthy: (layout, intent, txn) -> None, or the failure.
-Watcher = Callable[[Txn, Dict[str, Any]], Optional[Dict[str, Any]]]
+#: A restored service must answer; what mode it runs in is its own affair.
+HEALTHY: Dict[str, Any] = {"state": {}, "capacity": {}}
 
 
 def confirmed(layout: Layout) -> Dict[str, Any]:
@@ -30,7 +31,9 @@ def confirm(txn: Txn, nonce: str) -> Dict[str, Any]:
     """Compare-and-swap on the transaction's nonce; a second confirm of the same transaction answers the same."""
     intent = txn.intent
     if nonce != intent["nonce"]:
-        raise AgentError("precondition", f"the nonce is not that of transaction {txn.id}", meaning="nothing changed")
+        raise AgentError(
+            "precondition", f"the nonce is not that of transaction {txn.id}", meaning="nothing changed"
+        )
     if txn.state != "CONFIRMED" and not txn.to("CONFIRMING"):
         raise AgentError(
             "rolled-back",
@@ -55,18 +58,18 @@ def finish_confirm(txn: Txn) -> None:
     guard.disarm(txn)
 
 
-def restore(txn: Txn, failure: Dict[str, Any], watch: Watcher) -> None:
+def restore(txn: Txn, failure: Dict[str, Any]) -> None:
     """Back to the confirmed release, and never stop trying it.
 
     The caller holds the lock. `failure` says why, as the watch's verdict does.
     """
-    layout, intent = txn.layout, txn.intent
+    intent = txn.intent
     # A runner that was killed while rolling back left this state: its guard goes on from there.
     if txn.state != "ROLLING_BACK" and not txn.to("ROLLING_BACK", reason=failure.get("reason")):
         return
     begun, pause = time.monotonic(), 2.0
     while True:
-        problem = _restore_once(txn, intent, watch)
+        problem = _restore_once(txn, intent)
         if problem is None:
             break
         txn.to("ROLLBACK_FAILED", reason=problem.get("reason"))
@@ -106,7 +109,7 @@ def measures(txn: Txn) -> Dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _restore_once(txn: Txn, intent: Dict[str, Any], watch: Watcher) -> Optional[Dict[str, Any]]:
+def _restore_once(txn: Txn, intent: Dict[str, Any]) -> Optional[Dict[str, Any]]:
     layout = txn.layout
     try:
         service.drop_trial(layout)
@@ -118,10 +121,11 @@ def _restore_once(txn: Txn, intent: Dict[str, Any], watch: Watcher) -> Optional[
         owner = service.wait_port_free(intent["port"], 30)
         if owner:
             txn.say({"ev": "log", "line": f"port {intent['port']} is held by {owner}"})
+        watching = Watching(txn, intent, HEALTHY)
         service.start(layout.service)
     except AgentError as error:
         return {"reason": "restart", "line": error.fields["evidence"], "hint": error.fields["what"]}
-    return watch(txn, {"state": {}, "capacity": {}})
+    return watching.verdict()
 
 
 def _keep_evidence(txn: Txn, intent: Dict[str, Any], failure: Dict[str, Any]) -> None:

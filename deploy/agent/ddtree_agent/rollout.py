@@ -7,8 +7,18 @@ from typing import Any, Dict, Optional
 from . import guard, service, store
 from .journal import Txn, open_txn
 from .layout import Layout, locked
-from .outcome import confirmed, finish_confirm, measures, outcome, restore, rolled_back, set_confirmed, stopwatch
-from .watching import Stopped, Watching, watch
+from .outcome import (
+    HEALTHY,
+    confirmed,
+    finish_confirm,
+    measures,
+    outcome,
+    restore,
+    rolled_back,
+    set_confirmed,
+    stopwatch,
+)
+from .watching import Stopped, Watching
 from .wire import AgentError
 
 #: A phase may take its cap; the guard waits this much longer before it takes over.
@@ -22,7 +32,7 @@ def run(layout: Layout, txn_id: str, archive: str) -> None:
     with locked(layout, f"{intent['kind']} {txn_id} by {intent['who']}", wait_s=15):
         failure = _attempt(txn, intent, archive)
         if failure is not None:
-            restore(txn, failure, watch)
+            restore(txn, failure)
 
 
 def close(layout: Layout, txn_id: str) -> None:
@@ -36,7 +46,7 @@ def close(layout: Layout, txn_id: str) -> None:
         if txn.state == "CONFIRMING":
             finish_confirm(txn)
         elif txn.state not in ("CONFIRMED", "ROLLED_BACK"):
-            restore(txn, _failure(txn, "guard", "the runner of this rollout ended or overran its time"), watch)
+            restore(txn, _failure(txn, "guard", "the runner of this rollout ended or overran its time"))
 
 
 def settle(layout: Layout) -> None:
@@ -50,7 +60,7 @@ def settle(layout: Layout) -> None:
         # /run is gone: the boot itself was the rollback, only the record is missing.
         rolled_back(txn, _failure(txn, "reboot", "the host rebooted during the trial"))
     else:
-        restore(txn, _failure(txn, "guard", "the runner of this rollout is gone"), watch)
+        restore(txn, _failure(txn, "guard", "the runner of this rollout is gone"))
 
 
 def _attempt(txn: Txn, intent: Dict[str, Any], archive: str) -> Optional[Dict[str, Any]]:
@@ -92,7 +102,7 @@ def _undo(txn: Txn, intent: Dict[str, Any], archive: str) -> Optional[Dict[str, 
     set_confirmed(layout, target, None, txn.id)
     service.reload()
     _step(txn, "SWITCHED")
-    failure = _start(txn, intent, {"state": {}, "capacity": {}})
+    failure = _start(txn, intent, HEALTHY)
     if failure is not None:
         return failure
     for state in ("READY", "GATED", "CONFIRMING"):
@@ -149,7 +159,14 @@ def _down_since(txn: Txn) -> float:
 
 
 def _failure(txn: Txn, reason: str, hint: str, line: Optional[str] = None) -> Dict[str, Any]:
-    return {"verdict": "FAIL", "reason": reason, "phase": txn.state, "line": line, "context": [], "hint": hint}
+    return {
+        "verdict": "FAIL",
+        "reason": reason,
+        "phase": txn.state,
+        "line": line,
+        "context": [],
+        "hint": hint,
+    }
 
 
 def begin(layout: Layout, request: Dict[str, Any], archive: str) -> Txn:

@@ -10,7 +10,16 @@ from .layout import Layout, remove_file, write_atomic
 from .systemd import ctl, show
 from .wire import AgentError
 
-_PROPS = ["ActiveState", "SubState", "Result", "MainPID", "ExecMainStatus", "ControlGroup", "LoadState", "KillMode"]
+_PROPS = [
+    "ActiveState",
+    "SubState",
+    "Result",
+    "MainPID",
+    "ExecMainStatus",
+    "ControlGroup",
+    "LoadState",
+    "KillMode",
+]
 
 
 def facts(unit: str) -> Dict[str, str]:

@@ -129,7 +129,9 @@ def _room(layout: Layout, manifest: Dict[str, Any]) -> None:
         anchor = os.path.dirname(anchor)
     stat = os.statvfs(anchor)
     need = 2 * int(manifest["base"]["bytes"]) + sum(e["size"] for e in manifest["overlay"].values()) + _SLACK
-    if stat.f_bavail * stat.f_frsize < need or (stat.f_files and stat.f_favail < 2 * len(manifest["base"]["files"])):
+    if stat.f_bavail * stat.f_frsize < need or (
+        stat.f_files and stat.f_favail < 2 * len(manifest["base"]["files"])
+    ):
         raise AgentError(
             "precondition",
             f"{anchor} has {stat.f_bavail * stat.f_frsize >> 20} MiB and {stat.f_favail} inodes free; "
@@ -146,7 +148,18 @@ def _fill(here: str, manifest: Dict[str, Any], payload: BinaryIO) -> None:
     _unpack(manifest, overlay, payload)
     interpreter = manifest["engine"]["interpreter"]
     status, out, err = run(
-        [interpreter, "-I", "-m", "compileall", "-q", "-j", "0", "--invalidation-mode", "checked-hash", overlay],
+        [
+            interpreter,
+            "-I",
+            "-m",
+            "compileall",
+            "-q",
+            "-j",
+            "0",
+            "--invalidation-mode",
+            "checked-hash",
+            overlay,
+        ],
         _COMPILE_LIMIT,
     )
     if status != 0:
@@ -199,14 +212,18 @@ def _unpack(manifest: Dict[str, Any], overlay: str, payload: BinaryIO) -> None:
             for member in archive:
                 entry = missing.pop(member.name, None)
                 if entry is None or not _plain(member):
-                    raise AgentError("precondition", f"the bundle holds {member.name!r}, which its manifest does not")
+                    raise AgentError(
+                        "precondition", f"the bundle holds {member.name!r}, which its manifest does not"
+                    )
                 _write_member(archive, member, entry, os.path.join(overlay, member.name))
     except (tarfile.TarError, EOFError, OSError) as error:
         raise AgentError(
             "precondition", f"the bundle arrived damaged or cut: {error}", next="type the same command again"
         ) from None
     if missing:
-        raise AgentError("precondition", f"the bundle lacks {sorted(missing)[0]}", next="type the same command again")
+        raise AgentError(
+            "precondition", f"the bundle lacks {sorted(missing)[0]}", next="type the same command again"
+        )
 
 
 def _plain(member: tarfile.TarInfo) -> bool:
@@ -214,7 +231,9 @@ def _plain(member: tarfile.TarInfo) -> bool:
     return member.isreg() and not member.name.startswith("/") and not {"", ".", ".."} & set(parts)
 
 
-def _write_member(archive: tarfile.TarFile, member: tarfile.TarInfo, entry: Dict[str, Any], target: str) -> None:
+def _write_member(
+    archive: tarfile.TarFile, member: tarfile.TarInfo, entry: Dict[str, Any], target: str
+) -> None:
     source = archive.extractfile(member)
     data = source.read() if source else b""
     if hashlib.sha256(data).hexdigest() != entry["sha256"]:

@@ -46,8 +46,3 @@ class Watching:
             if event["ev"] == "verdict":
                 return {} if event["verdict"] == "PASS" else event
         return None
-
-
-def watch(txn: Txn, expect: Dict[str, Any]) -> Optional[Dict[str, Any]]:
-    """Watch a service that was started a moment ago (the rollback's own start)."""
-    return Watching(txn, txn.intent, expect).verdict()

@@ -34,11 +34,12 @@ class OpsError(Exception):
 
     exit_code = 1
     kind = "bug"
+    evidence_label = "evidence"
 
     def __str__(self) -> str:
         lines = [f"{self.host}: {self.what}" if self.host else self.what]
         if self.evidence:
-            lines.append(f"  first fatal line: {self.evidence}")
+            lines.append(f"  {self.evidence_label}: {self.evidence}")
         if self.meaning:
             lines.append(f"  meaning: {self.meaning}")
         if self.serving:
@@ -84,11 +85,13 @@ class PendingChanges(OpsError):
 class RolledBack(OpsError):
     exit_code = 10
     kind = "rolled-back"
+    evidence_label = "first fatal line"
 
 
 class RollbackFailed(OpsError):
     exit_code = 11
     kind = "rollback-failed"
+    evidence_label = "first fatal line"
 
 
 class Unreachable(OpsError):

@@ -1,0 +1,183 @@
+"""The agent's verbs. The operator's controller calls them over SSH; a person may type most of them on the host."""
+
+import argparse
+import json
+import os
+import sys
+import traceback
+from typing import Any, BinaryIO, Callable, Dict, List, Optional
+
+from . import follow as following
+from . import layout as paths
+from . import outcome, probe, readunit, rollout, smoke, snapshot, status, store, undo
+from .journal import Txn, open_txn
+from .layout import Layout, locked, write_atomic
+from .wire import REFUSED, AgentError, emit, read_request, result
+
+Op = Callable[[Dict[str, Any], BinaryIO], None]
+
+
+def main(argv: List[str], stdin: Optional[BinaryIO] = None) -> int:
+    """Run one verb; the answer is framed on stdout. Returns the exit status."""
+    os.umask(0o022)
+    parser = argparse.ArgumentParser(prog="ddtree-agent", description=__doc__)
+    parser.add_argument("--service", default="sglang.service")
+    parser.add_argument("--txn", default="")
+    parser.add_argument("op", choices=[*sorted(OPS), "run", "guard"])
+    args = parser.parse_args(argv)
+    try:
+        if args.op == "run":
+            rollout.run(Layout(args.service), args.txn, archive())
+        elif args.op == "guard":
+            rollout.close(Layout(args.service), args.txn)
+        else:
+            request = read_request(stdin) if stdin else {"service": args.service, "txn": args.txn}
+            OPS[args.op](request, stdin or sys.stdin.buffer)
+    except AgentError as error:
+        emit({"ev": "result", "ok": False, "error": error.fields})
+        return REFUSED
+    except (
+        Exception
+    ) as error:  # the frame must close whatever happens; the controller shows the traceback file
+        _crashed(error)
+        return 1
+    return 0
+
+
+def archive() -> str:
+    """The zip that this code was loaded from."""
+    return str(getattr(__loader__, "archive", ""))  # type: ignore[name-defined]
+
+
+def installed(layout: Layout, digest: str) -> str:
+    """Put the agent on the host, outside any release; return its path."""
+    target = os.path.join(layout.agents, digest, "ddtree-agent.pyz")
+    if not os.path.exists(target):
+        with open(archive(), "rb") as file:
+            write_atomic(target, file.read())
+    return target
+
+
+def _layout(request: Dict[str, Any]) -> Layout:
+    if os.geteuid() != 0:
+        raise AgentError(
+            "precondition", "the agent needs root on the host", next="set user: root, or allow sudo -n"
+        )
+    return Layout(request["service"])
+
+
+def _push(request: Dict[str, Any], payload: BinaryIO) -> None:
+    layout, manifest = _layout(request), request["manifest"]
+    with locked(layout, f"push by {request['who']}"):
+        rollout.settle(layout)
+        store.sweep_staging(layout)
+        installed(layout, request["agent"])
+        if request.get("secrets"):
+            _write_secrets(layout, request["secrets"])
+        store.stage(layout, request["txn"], manifest, payload)
+        report = smoke.smoke({**request["smoke"], "release": manifest["release"], "service": layout.service})
+        if not report["ok"]:
+            store.retire(layout, manifest["release"], request["txn"], {"smoke": report})
+            raise AgentError(
+                "precondition",
+                f"the new release does not pass the import smoke ({report['stage']})",
+                evidence=report["first_fatal"],
+                meaning="it would die at its start; the running service was not touched",
+            )
+    result(release=manifest["release"], smoke=report)
+
+
+def _write_secrets(layout: Layout, secrets: Dict[str, str]) -> None:
+    lines = [
+        name + '="' + value.replace("\\", "\\\\").replace('"', '\\"') + '"\n'
+        for name, value in secrets.items()
+    ]
+    write_atomic(layout.secrets, "".join(sorted(lines)).encode(), mode=0o600)
+
+
+def _begin(request: Dict[str, Any], _: BinaryIO) -> None:
+    layout = _layout(request)
+    txn = rollout.begin(layout, request, installed(layout, request["agent"]))
+    result(txn=txn.id)
+
+
+def _follow(request: Dict[str, Any], _: BinaryIO) -> None:
+    following.follow(Txn(_layout(request), request["txn"]), bool(request.get("until_gated")))
+
+
+def _confirm(request: Dict[str, Any], _: BinaryIO) -> None:
+    result(outcome=outcome.confirm(Txn(_layout(request), request["txn"]), request["nonce"]))
+
+
+def _abort(request: Dict[str, Any], _: BinaryIO) -> None:
+    layout = _layout(request)
+    txn = Txn(layout, request["txn"]) if request.get("txn") else open_txn(layout)
+    if txn is not None:
+        txn.ask_abort(request.get("who", "someone"))
+    result(txn=txn.id if txn else None)
+
+
+def _rollback(request: Dict[str, Any], _: BinaryIO) -> None:
+    layout = _layout(request)
+    result(**undo.rollback(layout, request, installed(layout, request["agent"])))
+
+
+def _status(request: Dict[str, Any], _: BinaryIO) -> None:
+    result(status=status.status(_layout(request)))
+
+
+def _history(request: Dict[str, Any], _: BinaryIO) -> None:
+    result(history=status.history(_layout(request), int(request.get("limit", 20))))
+
+
+def _logs(request: Dict[str, Any], _: BinaryIO) -> None:
+    result(lines=status.logs(_layout(request), int(request.get("lines", 50)), request.get("log", "journal")))
+
+
+def _adopt(request: Dict[str, Any], _: BinaryIO) -> None:
+    layout = _layout(request)
+    with locked(layout, "adopt"):
+        if not os.path.exists(layout.confirmed):
+            paths.write_json(layout.confirmed, {"schema_version": 1, "release": paths.BASELINE, "undo": None})
+    result(confirmed=outcome.confirmed(layout))
+
+
+def _probe(request: Dict[str, Any], _: BinaryIO) -> None:
+    result(facts=probe.probe(request))
+
+
+def _read_unit(request: Dict[str, Any], _: BinaryIO) -> None:
+    result(**readunit.read_unit(request))
+
+
+def _snapshot(request: Dict[str, Any], _: BinaryIO) -> None:
+    snapshot.snapshot(request)
+
+
+OPS: Dict[str, Op] = {
+    "probe": _probe,
+    "read-unit": _read_unit,
+    "adopt-baseline": _adopt,
+    "snapshot": _snapshot,
+    "push": _push,
+    "begin": _begin,
+    "follow": _follow,
+    "confirm": _confirm,
+    "abort": _abort,
+    "rollback": _rollback,
+    "status": _status,
+    "history": _history,
+    "logs": _logs,
+}
+
+
+def _crashed(error: Exception) -> None:
+    frames = traceback.format_exception(type(error), error, error.__traceback__)
+    fields = {
+        "kind": "bug",
+        "what": f"the agent failed: {type(error).__name__}: {error}",
+        "evidence": None,
+        "meaning": "".join(frames),
+        "next": None,
+    }
+    emit({"ev": "result", "ok": False, "error": json.loads(json.dumps(fields))})
