@@ -1,4 +1,4 @@
-"""The engine's installed package: where it is, whether it is what its wheel put there, and what it was built for."""
+"""The engine's installed package: where it is, whether its files are intact, what it was built for."""
 
 import base64
 import csv
@@ -40,17 +40,17 @@ for dist in metadata.distributions():
         seen.add(path)
         dists.append([name, dist.version, path])
 names = ["sglang", "sgl_kernel", "torch", "triton", "flashinfer", "torchvision"]
-print("@query " + json.dumps({"version": sys.version.split()[0], "executable": sys.executable, "prefix": sys.prefix,
-    "ignore_environment": bool(sys.flags.ignore_environment), "path": sys.path,
+print("@query " + json.dumps({"version": sys.version.split()[0], "executable": sys.executable,
+    "prefix": sys.prefix, "ignore_environment": bool(sys.flags.ignore_environment), "path": sys.path,
     "modules": {n: spec(n) for n in names}, "dists": dists}))
 """
 
 
 def tree_digest(files: Dict[str, str]) -> str:
-    """One sha256 for a tree: over the lines `<sha256>  <relpath>\\n` sorted by relpath, as sha256sum(1) prints them."""
+    """One sha256 over a package's (path, sha256) pairs: the same as ddtree_ops.engine.digests.tree_digest."""
     total = hashlib.sha256()
     for name in sorted(files):
-        total.update(f"{files[name]}  {name}\n".encode())
+        total.update(f"{name}\0{files[name]}\n".encode())
     return total.hexdigest()
 
 
@@ -62,7 +62,7 @@ def hash_tree(root: str) -> Tuple[Dict[str, str], int]:
         folders[:] = [name for name in folders if name != "__pycache__"]
         for name in names:
             path = os.path.join(folder, name)
-            if os.path.isfile(path):
+            if os.path.isfile(path) and not name.endswith((".pyc", ".pyo")):
                 files[os.path.relpath(path, root)] = sha256_file(path)
                 size += os.path.getsize(path)
     return files, size
@@ -80,9 +80,10 @@ def sha256_file(path: str) -> str:
 def check_record(dist_info: str, package: str, found: Dict[str, str]) -> Dict[str, Any]:
     """Compare an installed distribution with its RECORD (PEP 376; the wheel's own hashes).
 
-    found: hash_tree(package)[0]. Returns {"present": bool, "files": n, "edited": [{file, expected, found}],
-    "missing": [file], "extra": [file], "other": [file]}: files relative to the package, at most 20 of each kind;
-    `extra` are .py and .so files in the package that no wheel brought, `other` the damaged ones outside it.
+    found: hash_tree(package)[0]. Returns {"present": bool, "files": n,
+    "edited": [{file, expected, found}], "missing": [file], "extra": [file], "other": [file]}: relative to the
+    package, at most 20 of each; `extra` are .py and .so files in the package that no wheel brought, `other`
+    the damaged ones outside it.
     """
     try:
         with open(os.path.join(dist_info, "RECORD"), newline="", encoding="utf-8") as file:
@@ -131,10 +132,10 @@ def query(
     user: Optional[Dict[str, Any]] = None,
     timeout: float = 20,
 ) -> Dict[str, Any]:
-    """Ask the engine's interpreter what it would import, as the service would: its flags, environment, user, directory.
+    """Ask the engine's interpreter what it would import, as the service: flags, environment, user.
 
-    Nothing of the engine is imported and no bytecode is written. Returns the QUERY document. Raises RuntimeError with
-    the interpreter's own last line, or OSError where it cannot be started.
+    Nothing of the engine is imported and no bytecode is written. Returns the QUERY document. Raises
+    RuntimeError with the interpreter's own last line, or OSError where it cannot be started.
     """
     done = subprocess.run(
         [interpreter, *flags, "-c", QUERY, json.dumps({"path0": path0})],
@@ -158,7 +159,7 @@ def query(
 def engine(
     asked: Dict[str, Any], files: Union[str, Iterable[str], None] = None, name: str = "sglang"
 ) -> Dict[str, Any]:
-    """The engine package behind a query() answer: place, version, RECORD check, tree digest, wanted file hashes.
+    """The engine package behind a query() answer: place, version, RECORD check, tree digest, file hashes.
 
     files: relative paths whose hashes to send, or "all". A file that is not there has hash null.
     """
@@ -186,8 +187,11 @@ def engine(
 
 
 def builds(asked: Dict[str, Any]) -> Dict[str, Any]:
-    """Which CUDA each binary was built for: {torch: {version, cuda}, dists: [{name, version, local}], kernels: […],
-    duplicates: {name: [path]}}. Read from files; nothing is imported."""
+    """Which CUDA each binary was built for; read from files, nothing is imported.
+
+    {torch: {version, cuda, path} | null, dists: [{name, version, local, path, tag}],
+    kernels: [{file, needed: [soname]}], duplicates: {name: [dist-info path]}}.
+    """
     dists = [(canonical(n), v, p) for n, v, p in asked["dists"]]
     by_name: Dict[str, List[str]] = {}
     for name, _, path in dists:

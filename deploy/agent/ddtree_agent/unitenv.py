@@ -1,7 +1,7 @@
 """The environment and command line of a unit, as far as the probe needs them to find the engine.
 
-Rough on purpose: the controller reads units by systemd's rules (units.adopt); here only the interpreter, its flags and
-the variables that decide what it imports are looked for.
+Rough on purpose: the controller reads units by systemd's rules (units.adopt); here only the interpreter, its
+flags and the variables that decide what it imports are looked for.
 """
 
 import os
@@ -16,7 +16,7 @@ _SHELL = re.compile(r"(^|/)(ba|da|z|k)?sh$")
 
 
 class Launch:
-    """A server's command line taken apart: `interpreter`, its `flags`, how it finds the server, the server's `args`.
+    """A server's command line taken apart: `interpreter`, its `flags`, the server's `args`.
 
     path0: what the interpreter puts first on sys.path: "cwd" under -m, else the directory of the script.
     """
@@ -37,8 +37,8 @@ class Launch:
 def split_launch(argv: List[str]) -> Optional[Launch]:
     """Take a server's argv apart; None where no Python program is found in it.
 
-    Understands `python [flags] -m module …`, `python script …`, a console script (`sglang serve …`, by its #! line), and
-    roughly the same inside `bash -c '…'` and inside a small wrapper script.
+    Understands `python [flags] -m module …`, `python script …`, a console script (`sglang serve …`, by its
+    #! line), and roughly the same inside `bash -c '…'` and inside a small wrapper script.
     """
     if len(argv) > 2 and _SHELL.search(argv[0]) and "c" in argv[1].lstrip("-"):
         return _in_shell(" ".join(argv[2:]))
@@ -51,13 +51,13 @@ def split_launch(argv: List[str]) -> Optional[Launch]:
 
 
 def exec_argv(shown: str) -> List[str]:
-    """argv of the last command in `systemctl show -p ExecStart` (words are split at blanks: quoting is lost there)."""
+    """argv of the last command of `systemctl show -p ExecStart`, split at blanks (quoting is lost there)."""
     commands = re.findall(r"argv\[\]=(.*?) ; ignore_errors=", shown)
     return commands[-1].split() if commands else []
 
 
 def shown_environment(shown: str) -> Dict[str, str]:
-    """The variables of `systemctl show -p Environment`: blank-separated, shell-quoted where a value needs it."""
+    """Variables of `systemctl show -p Environment`: blank-separated, shell-quoted where a value needs it."""
     found: Dict[str, str] = {}
     for word in re.findall(r"(?:[^\s\"']|\"(?:\\.|[^\"])*\"|'[^']*'|\$'(?:\\.|[^'])*')+", shown):
         if word[:1] == '"':
@@ -85,7 +85,7 @@ def environment_files(shown: str) -> List[Dict[str, object]]:
 
 
 def read_environment_file(text: str) -> Dict[str, str]:
-    """Variables of an environment file (systemd.exec(5), EnvironmentFile=): #/; comments, quotes, continuations."""
+    """Variables of an EnvironmentFile= (systemd.exec(5)): comments, quotes, continuations."""
     found: Dict[str, str] = {}
     for line in text.replace("\\\n", "").splitlines():
         line = line.strip()
@@ -126,20 +126,21 @@ def _python(interpreter: str, rest: List[str]) -> Optional[Launch]:
     words = list(rest)
     while words:
         word = words.pop(0)
-        if word == "-m":
-            return Launch(interpreter, flags, "cwd", words[1:])
-        if word == "-c":
-            return Launch(interpreter, flags, "cwd", words[1:])
+        if word in ("-m", "-c"):
+            return Launch(interpreter, flags, "cwd", _server_args(words[1:]))
         if word in ("-X", "-W"):
             flags += [word, words.pop(0)] if words else [word]
         elif word.startswith("-"):
             if word.endswith("m") and not word.startswith("--"):  # -Em module
-                return Launch(interpreter, [*flags, word[:-1]], "cwd", words[1:])
+                return Launch(interpreter, [*flags, word[:-1]], "cwd", _server_args(words[1:]))
             flags.append(word)
         else:
-            args = words[1:] if words[:1] == ["serve"] else words
-            return Launch(interpreter, flags, os.path.dirname(os.path.realpath(word)), args)
+            return Launch(interpreter, flags, os.path.dirname(os.path.realpath(word)), _server_args(words))
     return None
+
+
+def _server_args(words: List[str]) -> List[str]:
+    return words[1:] if words[:1] == ["serve"] else words
 
 
 def _console(path: str, args: List[str]) -> Optional[Launch]:

@@ -1,0 +1,72 @@
+"""What this host's systemd and kernel allow us: measured, never assumed."""
+
+import os
+import re
+import shutil
+from typing import Any, Dict, Optional
+
+from . import systemd
+
+_TEE = re.compile(r"\|\s*tee\s+(?:-a\s+|--append\s+)?(\S+)")
+
+
+def capabilities(show: Dict[str, str], measure: bool = False) -> Dict[str, Any]:
+    """{systemd: int, load_credential: bool, nft: bool, log: "journal" | "file:…" | "none"}; null: unknown.
+
+    measure: also try LoadCredential and nft: starts a transient unit, makes and removes an nft table.
+    """
+    return {
+        "systemd": systemd_version(),
+        "load_credential": load_credential() if measure else None,
+        "nft": nft() if measure else None,
+        "log": log_target(show),
+    }
+
+
+def systemd_version() -> Optional[int]:
+    """The running manager's version number, null where there is none."""
+    status, out, _ = systemd.run(["systemctl", "--version"], 5)
+    found = re.match(r"systemd (\d+)", out)
+    return int(found.group(1)) if status == 0 and found else None
+
+
+def load_credential() -> Optional[bool]:
+    """Whether a unit really gets its credential (systemd.exec(5)): containers often break it."""
+    argv = ["systemd-run", "--wait", "--collect", "--pipe", "--quiet", f"--unit=ddtree-cap-{os.getpid()}"]
+    argv += ["--property=LoadCredential=ddtree:/etc/machine-id", "--property=RuntimeMaxSec=10"]
+    status, out, _ = systemd.run([*argv, "/bin/sh", "-c", 'cat "$CREDENTIALS_DIRECTORY/ddtree"'], 15)
+    if status in (124, 127):
+        return None
+    try:
+        with open("/etc/machine-id", encoding="ascii") as file:
+            return status == 0 and out.strip() == file.read().strip()
+    except OSError:
+        return None
+
+
+def nft() -> Optional[bool]:
+    """Whether we may make an nft table here. It is empty and goes at once."""
+    if shutil.which("nft", path="/usr/sbin:/sbin:/usr/bin:/bin") is None:
+        return False
+    name = f"ddtree_probe_{os.getpid()}"
+    made = systemd.run(["nft", "add", "table", "inet", name], 5)[0]
+    if made in (124, 127):
+        return None
+    systemd.run(["nft", "delete", "table", "inet", name], 5)
+    return made == 0
+
+
+def log_target(show: Dict[str, str]) -> str:
+    """Where the service's lines can be read: journal, a file (append:, file:, `| tee` in its shell), none."""
+    output = show.get("StandardError") or show.get("StandardOutput", "")
+    if output == "inherit":
+        output = show.get("StandardOutput", "")
+    kind, _, path = output.partition(":")
+    if kind in ("append", "file", "truncate") and path:
+        return "file:" + path
+    tee = _TEE.search(show.get("ExecStart", ""))
+    if tee and tee.group(1).startswith("/"):
+        return "file:" + tee.group(1).rstrip("'\";")
+    if kind in ("journal", "journal+console", "kmsg", "syslog"):
+        return "journal"
+    return "none"

@@ -1,0 +1,144 @@
+"""Facts about the service: what systemd says of it, whose its port is, what we left on the host before."""
+
+import os
+import re
+from typing import Any, Dict, List, Optional
+
+from . import systemd, unitenv
+from .layout import KEPT, TRIAL, Layout, holder, read_json
+from .package import sha256_file
+
+#: Told to the controller as they are; the others may hold secrets or are told in another form.
+TOLD = """
+LoadState ActiveState SubState Result UnitFileState Type Restart KillMode User Group WorkingDirectory
+ControlGroup InvocationID
+"""
+HELD = """
+Id LoadError MainPID FragmentPath DropInPaths NeedDaemonReload ExecStart Environment EnvironmentFiles
+SupplementaryGroups RootDirectory KillSignal TimeoutStartUSec TimeoutStopUSec NRestarts StandardOutput
+StandardError MemoryMax UMask LimitNOFILE LimitMEMLOCK ExecMainStatus
+"""
+
+
+def properties() -> List[str]:
+    """The names of every property that we ask for."""
+    return (TOLD + HELD).split()
+
+
+def service(name: str) -> Dict[str, Any]:
+    """The unit as systemd has it loaded. `show` holds every property (secrets too): for this host only."""
+    show = systemd.show(name, properties())
+    if not show:
+        return {"error": f"systemctl show {name} gave no answer"}
+    fragment = show.get("FragmentPath") or None
+    paths = show.get("DropInPaths", "").split()
+    return {
+        **{_snake(key): show.get(key, "") for key in TOLD.split()},
+        "main_pid": int(show.get("MainPID") or 0),
+        "need_daemon_reload": show.get("NeedDaemonReload") == "yes",
+        "fragment": _hashed(fragment) if fragment else None,
+        "dropins": [_hashed(path) for path in paths if not ours(path)],
+        "ours": [_hashed(path) for path in paths if ours(path)],
+        "late_dropins": [path for path in paths if not ours(path) and os.path.basename(path) > KEPT],
+        "environment_files": [
+            dict(_hashed(str(item["path"])), optional=item["optional"])
+            for item in unitenv.environment_files(show.get("EnvironmentFiles", ""))
+        ],
+        "masked": "masked" in (show.get("LoadState"), show.get("UnitFileState")),
+        "show": show,
+    }
+
+
+def ours(path: str) -> bool:
+    """Whether a drop-in is one that we write."""
+    return os.path.basename(path) in (KEPT, TRIAL)
+
+
+def state(name: str) -> Dict[str, Any]:
+    """{confirmed, open: {id, state, who, mode} | null, releases: [digest], lock: who | null}."""
+    from .journal import open_txn
+
+    layout = Layout(name)
+    pending = open_txn(layout)
+    intent = pending.intent if pending else {}
+    return {
+        "confirmed": read_json(layout.confirmed),
+        "open": {"id": pending.id, "state": pending.state, **{k: intent.get(k) for k in ("who", "mode")}}
+        if pending
+        else None,
+        "releases": sorted(os.listdir(layout.releases)) if os.path.isdir(layout.releases) else [],
+        "lock": holder(layout),
+    }
+
+
+def listeners(port: int, cgroup: str) -> Dict[str, Any]:
+    """Who listens on a TCP port: {port, owners: [{pid, command, cgroup, ours}], unknown}.
+
+    unknown: listening sockets without a process that we can see.
+    """
+    inodes = _listening(port)
+    owners: List[Dict[str, Any]] = []
+    seen = set()
+    for pid in (int(name) for name in os.listdir("/proc") if name.isdigit()):
+        held = _sockets(pid) & inodes
+        if held:
+            seen |= held
+            own = _cgroup(pid)
+            inside = bool(cgroup) and any(p == cgroup or p.endswith(cgroup) or cgroup + "/" in p for p in own)
+            owners.append({"pid": pid, "command": _command(pid), "cgroup": (own or [""])[0], "ours": inside})
+    return {"port": port, "owners": owners, "unknown": len(inodes - seen)}
+
+
+def _listening(port: int) -> "set[str]":
+    inodes = set()
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        try:
+            with open(table, encoding="ascii") as file:
+                rows = [line.split() for line in file][1:]
+        except OSError:
+            continue
+        # proc(5): local address:port in hex, state 0A is LISTEN, the tenth column the inode
+        inodes |= {row[9] for row in rows if row[3] == "0A" and int(row[1].rsplit(":", 1)[1], 16) == port}
+    return inodes
+
+
+def _sockets(pid: int) -> "set[str]":
+    found = set()
+    try:
+        for fd in os.listdir(f"/proc/{pid}/fd"):
+            target = os.readlink(f"/proc/{pid}/fd/{fd}")
+            if target.startswith("socket:["):
+                found.add(target[8:-1])
+    except OSError:
+        pass  # gone meanwhile, or not ours to read
+    return found
+
+
+def _cgroup(pid: int) -> List[str]:
+    try:
+        with open(f"/proc/{pid}/cgroup", encoding="utf-8") as file:
+            return [line.rstrip("\n").split(":", 2)[2] for line in file]
+    except OSError:
+        return []
+
+
+def _command(pid: int) -> str:
+    """Program and at most two words: arguments may hold keys."""
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            words = file.read().split(b"\0")[:3]
+    except OSError:
+        return "?"
+    return b" ".join(words).decode("utf-8", "replace").strip()[:120]
+
+
+def _hashed(path: str) -> Dict[str, Any]:
+    try:
+        digest: Optional[str] = sha256_file(path)
+    except OSError:
+        digest = None
+    return {"path": path, "sha256": digest}
+
+
+def _snake(name: str) -> str:
+    return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower()

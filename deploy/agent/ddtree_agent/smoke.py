@@ -1,0 +1,186 @@
+"""Import smoke of a staged release, as the service would run it, while the old service goes on serving."""
+
+import inspect
+import json
+import os
+import re
+import subprocess
+import time
+from typing import Any, Dict, List, Optional, Tuple
+
+from . import caps, probe, probe_unit, smoke_inner, systemd, unitenv
+from .wire import AgentError
+
+MODULES = ("sglang.launch_server", "sglang.srt.entrypoints.http_server", "sglang.srt.managers.scheduler")
+#: Properties that decide whether an import works; the others (restart, limits of time, sockets) are not the smoke's.
+COPIED = """
+User Group SupplementaryGroups UMask NoNewPrivileges PrivateTmp PrivateDevices ProtectSystem ProtectHome
+ReadWritePaths ReadOnlyPaths InaccessiblePaths DevicePolicy RootDirectory LimitNOFILE LimitMEMLOCK LimitNPROC LimitAS
+MemoryMax
+"""
+BOOT = "import sys; R = sys.stdin.readline(); S = sys.stdin.read(); exec(compile(S, '<smoke>', 'exec'), {G})"
+LIMIT_S = 120.0
+_LOADER = re.compile(r"LD_|PATH$")
+_SECRET = re.compile(
+    r"(?i)(api|secret|access|auth|private)[-_]?key$|(^|[-_])(token|secret|passw(or)?d)$|credential"
+)
+
+
+def smoke(request: Dict[str, Any]) -> Dict[str, Any]:
+    """Prove origin, imports and arguments of a release without touching the service.
+
+    request: {service, overlay: the directory first on PYTHONPATH, argv: the server's whole argv, modules?: names that
+    the release patches, environment?: {NAME: value} of the release's drop-in, interpreter?, limit_s?}.
+    Returns {ok, stage, first_fatal, note, seconds, origin: {main, child}, tail: [line]}; stage says where it ended:
+    "systemd-run", "main|child origin", "main|child import", "arguments", "timeout" or "died". Raises AgentError(usage)
+    for a request without a Python server in argv.
+    """
+    show = systemd.show(request["service"], [*probe_unit.properties(), *COPIED.split()])
+    launch = probe.launch_of(request, show)
+    overlay = os.path.realpath(request["overlay"])
+    if launch is None:
+        raise AgentError("usage", "no Python interpreter found in the release's command line")
+    limit = float(request.get("limit_s") or LIMIT_S)
+    unit = f"ddtree-smoke-{os.getpid()}.service"
+    env = environment(request.get("environment") or {}, show, overlay)
+    argv = [*unit_argv(unit, show, env, limit), "--", *command(launch)]
+    started = time.monotonic()
+    try:
+        status, out, err = _run(argv, limit + 15, stdin(request, launch, overlay), env)
+    finally:
+        systemd.ctl("kill", "--signal=KILL", unit, timeout=10)  # a no-op where it ended by itself
+    report = judge(status, out, err, time.monotonic() - started >= limit)
+    report["seconds"] = round(time.monotonic() - started, 1)
+    return redacted(report, secrets(dict(unitenv.unit_environment(show), **env), launch.args))
+
+
+def command(launch: unitenv.Launch) -> List[str]:
+    """The interpreter with the service's own flags. `-c` puts the working directory first, just as `-m` does.
+
+    The program comes over stdin: systemd-run expands `$` and `%` in arguments.
+    """
+    return [launch.interpreter, *launch.flags, "-c", BOOT.replace("{G}", "dict(RAW=R, SOURCE=S)")]
+
+
+def stdin(request: Dict[str, Any], launch: unitenv.Launch, overlay: str) -> bytes:
+    """One line of JSON, then the program."""
+    modules = list(MODULES) + [m for m in request.get("modules") or [] if m not in MODULES]
+    job = {"overlay": overlay, "modules": modules, "argv": launch.args, "path0": launch.path0}
+    return (json.dumps(job) + "\n" + inspect.getsource(smoke_inner)).encode()
+
+
+def environment(release: Dict[str, str], show: Dict[str, str], overlay: str) -> Dict[str, str]:
+    """Environment= of the unit with the release's over it. EnvironmentFile= is copied as such and wins."""
+    env = unitenv.shown_environment(show.get("Environment", ""))
+    rest = unitenv.without_ours(env.get("PYTHONPATH", ""))
+    env["PYTHONPATH"] = overlay + (os.pathsep + rest if rest else "")
+    env.update(release)
+    # The tree is sealed and this may run as root: write no bytecode beside the sources.
+    env["PYTHONDONTWRITEBYTECODE"] = "1"
+    return env
+
+
+def unit_argv(unit: str, show: Dict[str, str], env: Dict[str, str], limit: float) -> List[str]:
+    """systemd-run with the unit's own identity and sandbox. It ends by itself even if we die (RuntimeMaxSec=)."""
+    argv = [
+        "systemd-run",
+        "--wait",
+        "--collect",
+        "--pipe",
+        "--quiet",
+        "--service-type=exec",
+        f"--unit={unit}",
+    ]
+    argv += [
+        f"--property=RuntimeMaxSec={limit:g}",
+        "--property=KillSignal=SIGKILL",
+        "--property=TimeoutStopSec=5",
+    ]
+    for name in COPIED.split():
+        value = show.get(name, "")
+        if value and value not in ("[not set]", "infinity"):
+            argv.append(f"--property={name}={value}")
+    directory = show.get("WorkingDirectory", "")
+    if directory:
+        argv.append("--property=WorkingDirectory=" + re.sub(r"^!", "-", directory))
+    for item in unitenv.environment_files(show.get("EnvironmentFiles", "")):
+        argv.append(f"--property=EnvironmentFile={'-' if item['optional'] else ''}{item['path']}")
+    by_name = (caps.systemd_version() or 0) >= 248
+    for name, value in sorted(env.items()):
+        # By name alone (systemd 248) systemd-run takes the value from its own environment: no key shows in its
+        # argv. The loader's and the search path must not act on systemd-run itself.
+        alone = by_name and not _LOADER.match(name)
+        argv.append(f"--setenv={name}" if alone else f"--setenv={name}={value}")
+    return argv
+
+
+def _run(argv: List[str], limit: float, data: bytes, env: Dict[str, str]) -> Tuple[int, str, str]:
+    names = {name: value for name, value in env.items() if not _LOADER.match(name)}
+    try:
+        done = subprocess.run(
+            argv, input=data, capture_output=True, timeout=limit, env=dict(os.environ, **names), check=False
+        )
+    except subprocess.TimeoutExpired as error:
+        return 124, (error.stdout or b"").decode("utf-8", "replace"), f"no end in {limit:g} s"
+    except OSError as error:
+        return 127, "", f"{argv[0]}: {error.strerror}"
+    return done.returncode, done.stdout.decode("utf-8", "replace"), done.stderr.decode("utf-8", "replace")
+
+
+def judge(status: int, out: str, err: str, late: bool) -> Dict[str, Any]:
+    """What the run means. Its last step names the culprit where it died without a report."""
+    steps, done = read(out)
+    tail = err.strip().splitlines()[-20:]
+    report: Dict[str, Any] = {"ok": False, "stage": "died", "first_fatal": None, "note": None, "origin": {}}
+    report["tail"] = [] if done and done["ok"] else tail
+    if done:
+        report.update(done)
+        if not done["ok"]:
+            return report
+        report["stage"] = "done"
+        return report
+    at = f"at step “{steps[-1]}”" if steps else "before its first step"
+    if status == 127 or (not steps and "systemd-run" in err.split(":")[0]):
+        report.update(stage="systemd-run", first_fatal=tail[-1] if tail else "systemd-run is missing")
+    elif late:
+        report.update(stage="timeout", first_fatal=f"no end within the time limit, {at}")
+    else:
+        fatal = next((line for line in tail if "Error" in line or "error" in line), None)
+        report["first_fatal"] = fatal or f"the interpreter ended with status {status} {at}"
+    return report
+
+
+def read(out: str) -> Tuple[List[str], Optional[Dict[str, Any]]]:
+    """(steps, report) from the framed lines; everything else there is noise of the imports."""
+    steps: List[str] = []
+    done: Optional[Dict[str, Any]] = None
+    for line in out.splitlines():
+        at = line.find("@smoke ")
+        if at < 0:
+            continue
+        try:
+            fields = json.loads(line[at + 7 :])
+        except ValueError:
+            continue  # main and child write side by side: a torn line is noise
+        if "step" in fields:
+            steps.append(str(fields["step"]))
+        done = fields.get("done", done)
+    return steps, done
+
+
+def secrets(env: Dict[str, str], args: List[str]) -> List[str]:
+    """Values that must not be told: of secret-looking variables and flags."""
+    found = [value for name, value in env.items() if _SECRET.search(name) and len(value) > 3]
+    for name, value in zip(args, args[1:]):
+        if name.startswith("--") and _SECRET.search(name) and not value.startswith(("-", "${")):
+            found.append(value)
+    return found
+
+
+def redacted(report: Dict[str, Any], values: List[str]) -> Dict[str, Any]:
+    """The report without these values."""
+    text = json.dumps(report)
+    for value in values:
+        text = text.replace(json.dumps(value)[1:-1], "***")
+    clean: Dict[str, Any] = json.loads(text)
+    return clean
