@@ -1,0 +1,263 @@
+"""Which log lines mean what: the table of signatures, and the scanner that finds the first cause in a log.
+
+Standard library only, no I/O: built verbatim into the host agent; the text of signatures.json is passed in.
+"""
+
+import json
+import re
+from collections import deque
+from dataclasses import dataclass, field, replace
+from typing import Any, Deque, Dict, FrozenSet, List, Optional, Pattern, Tuple
+
+#: The phases of a start, in order (design section 5); `hold` is the bake time after the last of them.
+PHASES: Tuple[str, ...] = ("process", "import", "weights", "graphs", "serve", "mode", "capacity")
+_START = ("process", "import", "weights", "graphs", "serve")
+_ALL = (*PHASES, "hold")
+
+#: Where the collected signatures say a line is seen -> our phases, and the scopes outside a start.
+PHASE_OF: Dict[str, Tuple[str, ...]] = {
+    "start": _ALL,
+    "start/kernel": (*_ALL, "kernel"),
+    "start/first request": _ALL,
+    "start/request": _ALL,
+    "import": ("import",),
+    "load": ("weights", "import", "graphs"),
+    "graphs": ("graphs",),
+    "serve": ("serve",),
+    "runtime": _ALL,
+    "runtime, sustained 60 s": ("traffic",),
+    "systemd": _ALL,
+    "systemd, before ready": _START,
+    "unit": ("unit", "process"),
+    "journal": _ALL,
+    "kernel": ("kernel",),
+    "probe": ("preflight",),
+    "probe/kernel": ("preflight", "kernel"),
+    "container": ("preflight",),
+    "canary": ("parity",),
+    "canary output": ("parity",),
+    "ssh": ("transport",),
+    "ssh/push": ("transport",),
+    "push": ("transport",),
+    "push/start": ("transport", *_ALL),
+}
+#: What the collected signatures advise -> the role a line plays for us (a signature may name a narrower one).
+ROLE_OF: Dict[str, str] = {
+    "FAILFAST": "fatal",  # fails at once, also while the process still lives
+    "BLOCK": "fatal",
+    "WAIT": "wait",  # explains a silence
+    "WARN": "note",
+    "IGNORE": "benign",  # a healthy start prints it too
+    "PASSED": "passed",  # its phase is over
+    "ENTERED": "entered",  # its phase has begun
+}
+ROLES: FrozenSet[str] = frozenset(
+    {"root", "fatal", "explains", "effect", "consequence", "wait", "note", "benign", "passed", "entered"}
+)
+#: How good a cause a line is. A better one replaces a worse one; among equals the first stays.
+_RANK = {"root": 5, "fatal": 4, "explains": 4, "effect": 2, "consequence": 1}
+_TRACE = 3  # the exception of a traceback that no signature knows
+_KILLS = ("root", "fatal", "effect", "consequence")
+
+_STAMP = re.compile(
+    r"^(?:\x1b\[[0-9;]*m)*(?:\w{3} +\d+ [\d:]{8} \S+ [^\s\[]+\[\d+\]: |\d{4}-\d\d-\d\dT\S+ \S+ [^\s\[]+\[\d+\]: )?"
+)
+_ANSI = re.compile(r"\x1b\[[0-9;]*m")
+_HEADER = "Traceback (most recent call last)"
+_EXCEPTION = re.compile(
+    r"^[A-Za-z_][\w.]*(?:Error|Exception|Exit|Interrupt|Timeout|Expired|Failure|Failed)\w*(?:: |:?$)"
+)
+_CHAINED = re.compile(r"^(?:During handling of the above exception|The above exception was the direct cause)")
+_CHILD = re.compile(r"^Process \w*Process-\d[\d:]*:$")
+_SOFT = re.compile(r"(?i)\bignor\w+|\bfall(?:ing|s)? ?back\b|\bretrying\b|\bwarning\b|\w+Warning:|\bskipp\w+")
+_SECRET = re.compile(
+    r"(?i)((?:api|admin|access|hf|auth)[-_]?\w*(?:key|token)['\"]?\s*[=:]\s*|--\S*(?:key|token)['\"]?[ =,]+|bearer\s+)"
+    r"('[^']*'|\"[^\"]*\"|[^\s,;)]+)"
+)
+_TOKEN = re.compile(r"\b(?:hf_|sk-)[A-Za-z0-9_-]{16,}")
+_WIDTH = 400
+_BEFORE, _AFTER = 6, 4
+
+
+@dataclass(frozen=True)
+class Signature:
+    """One known line. `phases`: where it is looked for; `reason`: a word for machines; `host`: the host broke, not
+    the release."""
+
+    id: str
+    pattern: "Pattern[str]"
+    phases: FrozenSet[str]
+    role: str
+    reason: str
+    hint: str
+    host: bool = False
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """A line that may be the cause of a failure. `kills`: the start is lost even while the process lives."""
+
+    line: str
+    context: Tuple[str, ...]
+    rank: int
+    kills: bool
+    phase: str
+    reason: str = "exception"
+    hint: str = "an exception in the engine itself: the lines around it say where"
+    host: bool = False
+    known: bool = False
+
+
+def load(text: str) -> List[Signature]:
+    """Parse signatures.json. Raises ValueError naming the entry whose phase, verdict, role or expression we cannot
+    place, so that no line of it is ever silently without meaning."""
+    found: List[Signature] = []
+    for entry in json.loads(text):
+        try:
+            found.append(_signature(entry))
+        except (KeyError, re.error) as error:
+            raise ValueError(f"signature {entry.get('id', '?')}: unmapped or broken: {error}") from None
+    if len({signature.id for signature in found}) != len(found):
+        raise ValueError("two signatures share an id")
+    return found
+
+
+def _signature(entry: Dict[str, Any]) -> Signature:
+    role = entry.get("role", ROLE_OF[entry["verdict"]])
+    if role not in ROLES:
+        raise KeyError(role)
+    phases = PHASE_OF[entry["phase"]]
+    if role in ("passed", "entered"):
+        phases = phases[:1]
+    return Signature(
+        id=entry["id"],
+        pattern=re.compile(entry["regex"]),
+        phases=frozenset(phases),
+        role=role,
+        reason=entry["reason"],
+        hint=entry["hint"],
+        host=bool(entry.get("host", False)),
+    )
+
+
+def match(line: str, phase: str, signatures: List[Signature]) -> Optional[Signature]:
+    """The first signature that gives `line` a meaning in `phase`; None for a line that a healthy start prints too."""
+    for signature in signatures:
+        if (
+            phase in signature.phases
+            and signature.role not in ("passed", "entered")
+            and signature.pattern.search(line)
+        ):
+            return None if signature.role == "benign" else signature
+    return None
+
+
+def clean(line: str) -> str:
+    """A log line without colours and syslog prefix, cut to a width that a report can hold, secrets blanked."""
+    text = _ANSI.sub("", _STAMP.sub("", line, count=1)).rstrip()
+    text = _TOKEN.sub("***", _SECRET.sub(r"\1***", text))
+    return text if len(text) <= _WIDTH else text[: _WIDTH - 1] + "…"
+
+
+@dataclass
+class Scanner:
+    """Reads a log line by line and keeps the best cause seen so far in `best`.
+
+    The first line of the strongest kind wins: an undefined symbol, then a known fatal line or the exception of a
+    process that died of it, then any other exception, then effects (a child crashed, a time-out elsewhere), then
+    consequences. In a chain of exceptions Python prints the innermost first, so first is innermost.
+    """
+
+    signatures: List[Signature]
+    best: Optional[Evidence] = None
+    fatal: bool = False
+    _open: int = 0
+    _muted: bool = False
+    _deadly: bool = False
+    _chained: bool = False
+    _recent: Deque[str] = field(default_factory=lambda: deque(maxlen=_BEFORE))
+    _after: int = 0
+
+    def feed(self, raw: str, phase: str) -> Optional[Signature]:
+        """Take one line in `phase`; return the signature that it matched, if any."""
+        whole, line = _ANSI.sub("", _STAMP.sub("", raw, count=1)).rstrip(), clean(raw)
+        self._follow(line)
+        signature = match(whole, phase, self.signatures)
+        found = self._judge(whole, line, signature, phase)
+        if found is not None:
+            self._weigh(found)
+        if line:
+            self._recent.append(line)
+        return signature
+
+    def recent(self) -> List[str]:
+        """The last lines, for a failure that left no cause in the log."""
+        return list(self._recent)
+
+    def _judge(self, whole: str, line: str, signature: Optional[Signature], phase: str) -> Optional[Evidence]:
+        if _CHAINED.match(whole):
+            self._chained = True
+            return None
+        if _HEADER in whole:
+            self._begin(whole, signature)
+            return self._evidence(line, signature, phase) if signature else None
+        if self._open and whole[:1].isspace():
+            return None  # frames and source text of a traceback say nothing by themselves
+        if self._open and _EXCEPTION.match(whole):
+            self._open -= 1
+            if self._muted:
+                return None
+            return self._raised(line, signature, phase)
+        return self._evidence(line, signature, phase) if signature else None
+
+    def _begin(self, whole: str, signature: Optional[Signature]) -> None:
+        self._open = min(self._open + 1, 16)
+        if self._chained:  # one chain is one failure: it keeps the kind of its first header
+            self._chained = False
+            return
+        announced = not whole.startswith(_HEADER)
+        known = signature is not None and signature.role in _KILLS
+        self._deadly = known or any(_CHILD.match(line) for line in self._recent)
+        self._muted = announced and not known and self._is_benign(whole)
+
+    def _is_benign(self, whole: str) -> bool:
+        return any(s.role == "benign" and s.pattern.search(whole) for s in self.signatures)
+
+    def _raised(self, line: str, signature: Optional[Signature], phase: str) -> Evidence:
+        if signature is not None and signature.role in _RANK:
+            known = self._evidence(line, signature, phase)
+            if known is not None:
+                return replace(known, kills=known.kills or self._deadly)
+        return Evidence(line, self._context(line), 4 if self._deadly else _TRACE, self._deadly, phase)
+
+    def _evidence(self, line: str, signature: Signature, phase: str) -> Optional[Evidence]:
+        if signature.role not in _RANK:
+            return None
+        soft = signature.role in ("fatal", "root") and not self._open and _SOFT.search(line) is not None
+        return Evidence(
+            line=line,
+            context=self._context(line),
+            rank=2 if soft else _RANK[signature.role],
+            kills=signature.role in _KILLS and not soft,
+            phase=phase,
+            reason=signature.reason,
+            hint=signature.hint,
+            host=signature.host,
+            known=True,
+        )
+
+    def _weigh(self, found: Evidence) -> None:
+        self.fatal = self.fatal or found.kills
+        if self.best is None or found.rank > self.best.rank:
+            self.best, self._after = found, _AFTER
+        elif found.known and not self.best.known and found.rank == self.best.rank:
+            # The wrapper of an exception that nobody knows still says what it happened in.
+            self.best = replace(self.best, reason=found.reason, hint=found.hint, known=True)
+
+    def _context(self, line: str) -> Tuple[str, ...]:
+        return (*self._recent, line)
+
+    def _follow(self, line: str) -> None:
+        if self.best is not None and self._after and line:
+            self._after -= 1
+            self.best = replace(self.best, context=(*self.best.context, line))
