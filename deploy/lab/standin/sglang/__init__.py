@@ -1,0 +1,5 @@
+"""A stand-in for SGLang 0.5.11: same command line, log, endpoints and stop behaviour, no model. For the lab and tests only."""
+
+from sglang.version import __version__
+
+__all__ = ["__version__"]

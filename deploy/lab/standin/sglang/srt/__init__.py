@@ -1,0 +1,1 @@
+"""Part of the SGLang stand-in (see sglang/__init__.py)."""
