@@ -1,0 +1,112 @@
+"""One cgroup for each host in every hierarchy, on cgroup v1, hybrid and v2 machines."""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+MOUNT = Path("/sys/fs/cgroup")
+CPU_PERIOD_US = 100_000
+
+
+def is_v2() -> bool:
+    """True where the machine has the unified hierarchy alone (cgroups(7))."""
+    return (MOUNT / "cgroup.controllers").exists()
+
+
+def parents() -> list[Path]:
+    """The directories that lab cgroups go below: this process's own cgroup in every hierarchy.
+
+    On v2 that is the mount's root, as a cgroup that holds processes cannot hand controllers to its children.
+    """
+    if is_v2():
+        return [MOUNT]
+    found = []
+    for line in Path("/proc/self/cgroup").read_text().splitlines():
+        number, controllers, path = line.split(":", 2)
+        name = "unified" if number == "0" else controllers.removeprefix("name=")
+        if (MOUNT / name).is_dir():
+            found.append(MOUNT / name / path.strip("/"))
+    return found
+
+
+def sweep(top: Path) -> None:
+    """Remove an empty cgroup tree; processes that are just dying get a second."""
+    for directory, _, _ in os.walk(top, topdown=False):
+        for _ in range(50):
+            try:
+                os.rmdir(directory)
+            except FileNotFoundError:
+                break
+            except OSError:
+                time.sleep(0.02)
+            else:
+                break
+
+
+@dataclass(frozen=True)
+class HostCgroups:
+    """The cgroups of one host: `directories`, one a hierarchy."""
+
+    directories: tuple[Path, ...]
+
+    @classmethod
+    def create(cls, tops: list[Path], host: str) -> HostCgroups:
+        made = cls(tuple(top / host for top in tops))
+        for directory in made.directories:
+            directory.mkdir(parents=True, exist_ok=True)
+            if is_v2():
+                _delegate_v2(directory.parent)
+            _fill_cpuset_v1(directory)
+        return made
+
+    def inside(self, command: list[str]) -> list[str]:
+        """`command`, run in these cgroups from its first moment; the process keeps its pid."""
+        enter = 'while [ "$1" != -- ]; do echo 0 > "$1/cgroup.procs" || exit 1; shift; done; shift; exec "$@"'
+        return ["/bin/sh", "-c", enter, "sh", *map(str, self.directories), "--", *command]
+
+    def remove(self) -> None:
+        for directory in self.directories:
+            sweep(directory)
+
+    def freeze(self, frozen: bool) -> None:
+        """Stop every process of the host without telling it, or let it go on."""
+        if is_v2():
+            self._file("", "cgroup.freeze").write_text("1" if frozen else "0")
+        else:
+            self._file("freezer", "freezer.state").write_text("FROZEN" if frozen else "THAWED")
+
+    def limit_cpu(self, percent: float) -> None:
+        """percent of one core, 0 for no limit."""
+        quota = int(CPU_PERIOD_US * percent / 100)
+        if is_v2():
+            self._file("", "cpu.max").write_text(f"{quota or 'max'} {CPU_PERIOD_US}")
+        else:
+            self._file("cpu", "cpu.cfs_quota_us").write_text(str(quota or -1))
+
+    def _file(self, hierarchy: str, name: str) -> Path:
+        for directory in self.directories:
+            mounted = directory.relative_to(MOUNT).parts[0]
+            if is_v2() or hierarchy in mounted.split(","):
+                return directory / name
+        raise FileNotFoundError(f"this machine has no {hierarchy} cgroup hierarchy")
+
+
+def _delegate_v2(parent: Path) -> None:
+    for directory in (MOUNT, parent):
+        for controller in ("cpu", "memory", "pids", "io"):
+            try:
+                (directory / "cgroup.subtree_control").write_text(f"+{controller}")
+            except OSError:
+                continue
+
+
+def _fill_cpuset_v1(directory: Path) -> None:
+    """A fresh v1 cpuset has no CPU and no memory node, and takes no process before it has."""
+    if directory.relative_to(MOUNT).parts[0] != "cpuset":
+        return
+    for each in (directory.parent, directory):
+        for name in ("cpuset.cpus", "cpuset.mems"):
+            (each / name).write_text((each.parent / name).read_text())

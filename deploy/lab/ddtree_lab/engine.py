@@ -1,0 +1,145 @@
+"""Puts an engine on a lab host: the real SGLang from .venv-engine, or the stand-in."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+import sys
+from pathlib import Path
+
+from . import baseline
+from .problem import LabProblem
+from .proc import capture, last_line, run
+from .spec import HostSpec
+from .state import SOURCES, cache_dir, project
+
+GUEST_ENV = "/root/ml-env"
+GUEST_ENGINE = "/opt/lab-engine"
+UNIT = "sglang.service"
+
+
+def install(spec: HostSpec, root: Path, host_dir: Path) -> list[str]:
+    """Lay the engine of `spec` and its baseline unit into `root`; returns what systemd-nspawn must bind."""
+    if spec.engine == "none":
+        return []
+    binds = _install_standin(root) if spec.engine == "standin" else _bind_real(host_dir)
+    units = root / "etc" / "systemd" / "system"
+    (units / UNIT).write_text(baseline.unit_text(spec))
+    wants = units / "multi-user.target.wants"
+    wants.mkdir(exist_ok=True)
+    (wants / UNIT).symlink_to(f"/etc/systemd/system/{UNIT}")
+    return binds
+
+
+def prepare_real() -> None:
+    """Raise LabProblem unless the real engine's environment is there; makes the tiny models where they are not.
+
+    Runs outside the supervisor, so that the operator sees what is missing at once.
+    """
+    environment()
+    _ensure_models()
+
+
+def environment() -> Path:
+    """The engine's virtual environment of this project."""
+    found = project() / ".venv-engine"
+    if not (found / "bin" / "python3").exists():
+        raise LabProblem(f"there is no engine environment at {found}", next="make engine-env")
+    return found
+
+
+def models_dir() -> Path:
+    return cache_dir() / "models"
+
+
+def _packages(env: Path) -> tuple[Path, list[str]]:
+    """site-packages of `env`, and the names in it that are SGLang's own."""
+    for site in sorted(env.glob("lib/python3*/site-packages")):
+        own = [
+            path.name for path in site.iterdir() if path.name == "sglang" or path.match("sglang-*.dist-info")
+        ]
+        if len(own) == 2:
+            return site, sorted(own)
+    raise LabProblem(f"{env} has no sglang with its dist-info", next="make engine-env")
+
+
+def _bind_real(host_dir: Path) -> list[str]:
+    env = environment()
+    site, own = _packages(env)
+    binds = [f"--bind-ro={_quote(env)}:{GUEST_ENV}", *_interpreter_binds(env)]
+    for name in own:
+        # A copy of this host's own, so that a test can edit the site-packages of one host by hand.
+        copy = host_dir / "engine" / name
+        copy.parent.mkdir(exist_ok=True)
+        run("cp", "-a", "--reflink=auto", site / name, copy)
+        binds.append(f"--bind={_quote(copy)}:{GUEST_ENV}/{site.relative_to(env)}/{name}")
+    binds.append(f"--bind-ro={_quote(SOURCES / 'engine')}:{GUEST_ENGINE}")
+    binds.append(f"--bind-ro={_quote(models_dir())}:/models")
+    return binds
+
+
+def _interpreter_binds(env: Path) -> list[str]:
+    """The installation that the environment's python is a link into, at the very path that the link names."""
+    target = Path(os.readlink(env / "bin" / "python3"))
+    if not target.is_absolute():
+        target = Path(os.readlink(env / "bin" / target))
+    prefixes = {target.parent.parent, target.resolve().parent.parent}
+    if Path("/usr") in prefixes:
+        raise LabProblem(
+            f"{env} uses the system's python, which cannot be shown to a lab host in place of its own",
+            next="make engine-env with a python of its own prefix (pyenv, uv, /usr/local)",
+        )
+    return [f"--bind-ro={_quote(prefix)}" for prefix in sorted(prefixes)]
+
+
+def _quote(path: Path) -> str:
+    return str(path).replace("\\", "\\\\").replace(":", "\\:")
+
+
+def _ensure_models() -> None:
+    models = models_dir()
+    models.parent.mkdir(parents=True, exist_ok=True)
+    with open(models.parent / "models.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        script = SOURCES / "engine" / "mkmodels.py"
+        made_by = models / "made-by"
+        if made_by.is_file() and made_by.read_bytes() == script.read_bytes():
+            return
+        part = models.with_name("models.part")
+        shutil.rmtree(part, ignore_errors=True)
+        part.mkdir()
+        words = [str(environment() / "bin" / "python3"), str(script), str(part)]
+        status, said = capture(words)
+        if status:
+            raise LabProblem(f"the tiny models were not made: {last_line(said)}", next=" ".join(words))
+        (part / "made-by").write_bytes(script.read_bytes())
+        shutil.rmtree(models, ignore_errors=True)
+        part.rename(models)
+
+
+def _install_standin(root: Path) -> list[str]:
+    script = SOURCES / "standin" / "install.py"
+    words = [sys.executable, str(script), str(root)]
+    status, said = capture(words)
+    if status:
+        raise LabProblem(f"the stand-in was not installed: {last_line(said)}", next=" ".join(words))
+    (root / baseline.SCENARIO.lstrip("/")).write_text("{}\n")
+    _describe_models(root)
+    return []
+
+
+def _describe_models(root: Path) -> None:
+    """Models that are their configuration alone: the stand-in reads no weights, but tools look at config.json."""
+    for target, draft in baseline.MODELS.values():
+        shape = {"model_type": "qwen3", "hidden_size": 64, "vocab_size": 512, "max_position_embeddings": 4096}
+        extra = {"block_size": 4, "num_target_layers": 4, "dflash_config": {"block_size": 4}}
+        for name, architecture, more in (
+            (target, "Qwen3ForCausalLM", {"num_hidden_layers": 4}),
+            (draft, "DFlashDraftModel", {"num_hidden_layers": 2, **extra}),
+        ):
+            directory = root / "models" / name
+            directory.mkdir(parents=True)
+            config = {"architectures": [architecture], **shape, **more}
+            (directory / "config.json").write_text(json.dumps(config, indent=1) + "\n")
