@@ -18,12 +18,12 @@ _BEAT_S = 3.0
 _ORPHAN_S = 20.0
 
 
-def follow(txn: Txn, until_gated: bool = False) -> None:
+def follow(txn: Txn, skip: int = 0) -> None:
     """Emit the transaction's events, then the result: its outcome, or that the rollback failed.
 
-    A beat every few seconds lets the other end tell a quiet start from a dead line.
+    `skip`: how many events the operator has seen already, on a line that was cut. A beat every few seconds lets the other end tell a quiet start from a dead line.
     """
-    seen = 0
+    seen = skip
     beat = quiet = time.monotonic()
     while True:
         state = txn.state
@@ -31,7 +31,7 @@ def follow(txn: Txn, until_gated: bool = False) -> None:
             seen += 1
             quiet = beat = time.monotonic()
             emit(event)
-        if _ended(txn, state) or (until_gated and state == "GATED"):
+        if _ended(txn, state):
             return
         now = time.monotonic()
         if now - beat > _BEAT_S:

@@ -102,7 +102,7 @@ def _begin(request: Dict[str, Any], _: BinaryIO) -> None:
 
 
 def _follow(request: Dict[str, Any], _: BinaryIO) -> None:
-    following.follow(Txn(_layout(request), request["txn"]), bool(request.get("until_gated")))
+    following.follow(Txn(_layout(request), request["txn"]), int(request.get("skip", 0)))
 
 
 def _confirm(request: Dict[str, Any], _: BinaryIO) -> None:

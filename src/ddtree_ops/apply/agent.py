@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from ddtree_ops.apply import agentzip
-from ddtree_ops.config.model import HostConfig
+from ddtree_ops.config.model import HostConfig, Inventory
 from ddtree_ops.core import errors
 from ddtree_ops.transport.base import Transport
 
@@ -125,11 +125,11 @@ class AgentClient:
 
 
 @contextmanager
-def connect(host: HostConfig) -> Iterator[AgentClient]:
+def connect(inventory: Inventory, host: HostConfig) -> Iterator[AgentClient]:
     """A client over a fresh SSH connection. Raises Unreachable."""
-    from ddtree_ops.transport.fabric_ import open_transport
+    from ddtree_ops.transport import open_transport
 
-    transport = open_transport(host)
+    transport = open_transport(inventory, host)
     try:
         yield AgentClient(transport, host)
     finally:

@@ -1,0 +1,91 @@
+"""Carries a prepared deploy out: push, begin, follow, confirm."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from ddtree_ops.apply import agentzip, who
+from ddtree_ops.apply.agent import AgentClient
+from ddtree_ops.apply.follow import Connect, Following, OnEvent, judge
+from ddtree_ops.apply.prepare import Prepared
+from ddtree_ops.config.model import Timeouts
+
+_CHUNK = 1 << 16
+#: Copying, compiling and the import smoke answer nothing meanwhile.
+_PUSH_SILENCE_S = 300.0
+
+
+def deploy(prepared: Prepared, client: AgentClient, connect: Connect, on_event: OnEvent) -> dict[str, Any]:
+    """Run the plan on its host; return the transaction's outcome (confirmed).
+
+    Raises PreconditionFailed or HostLocked with nothing touched, RolledBack, RollbackFailed, OutcomeUnknown or
+    Detached after that.
+    """
+    operator, txn, nonce = who.operator(), who.new_txn(), who.new_nonce()
+    on_event({"ev": "log", "line": f"pushing release {prepared.plan.release}"})
+    pushed = client.call("push", push_request(prepared, txn, operator), _chunks(prepared), _PUSH_SILENCE_S)
+    seconds = pushed.get("smoke", {}).get("seconds")
+    on_event({"ev": "log", "line": f"sealed; import smoke and argument parse passed ({seconds} s)"})
+    client.call("begin", begin_request(prepared, txn, nonce, operator))
+    following = Following(connect, prepared.plan.host, txn, nonce, on_event, operator)
+    outcome = following.to_the_end()
+    judge(prepared.plan.host, outcome, "confirmed")
+    return outcome
+
+
+def push_request(prepared: Prepared, txn: str, operator: str) -> dict[str, Any]:
+    """What the agent needs to build and prove the release."""
+    return {
+        "txn": txn,
+        "who": operator,
+        "agent": agentzip.digest(),
+        "manifest": prepared.release.manifest,
+        "secrets": prepared.secrets,
+        "smoke": {
+            "argv": list(prepared.plan.argv_after),
+            "modules": prepared.modules,
+            "environment": prepared.environment,
+        },
+    }
+
+
+def begin_request(prepared: Prepared, txn: str, nonce: str, operator: str) -> dict[str, Any]:
+    """What the runner needs; the host keeps it as the transaction's intent."""
+    timeouts = prepared.host.timeouts
+    return {
+        "kind": "deploy",
+        "txn": txn,
+        "nonce": nonce,
+        "who": operator,
+        "why": f"deploy --mode {prepared.plan.mode}",
+        "agent": agentzip.digest(),
+        "release": prepared.plan.release,
+        "mode": prepared.plan.mode,
+        "from": prepared.plan.preconditions.confirmed,
+        "unit_files": dict(prepared.plan.preconditions.unit_files),
+        "port": prepared.port,
+        "log": prepared.log,
+        "expect": {"state": prepared.expect_state},
+        **limits(timeouts),
+    }
+
+
+def limits(timeouts: Timeouts) -> dict[str, Any]:
+    """hosts.yaml's timeouts as the runner and its watch take them (seconds)."""
+    return {
+        "timeouts": {"stop": timeouts.stop, "confirm": timeouts.confirm, "cap": timeouts.cap},
+        "limits": {
+            "imports": timeouts.import_,
+            "weights": timeouts.weights,
+            "graphs": timeouts.graphs,
+            "serve": timeouts.serve,
+            "cap": timeouts.cap,
+        },
+    }
+
+
+def _chunks(prepared: Prepared) -> Iterator[bytes]:
+    payload = prepared.release.payload()
+    for start in range(0, len(payload), _CHUNK):
+        yield payload[start : start + _CHUNK]

@@ -1,0 +1,156 @@
+"""Follows a transaction on the host to its end, over as many connections as it takes, and confirms it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+from ddtree_ops.apply.agent import AgentClient
+from ddtree_ops.core.errors import Detached, OpsError, OutcomeUnknown, RollbackFailed, RolledBack, Unreachable
+
+OnEvent = Callable[[dict[str, Any]], None]
+Connect = Callable[[], AbstractContextManager[AgentClient]]
+#: The agent beats every 3 s: this much silence is a dead line.
+_SILENCE_S = 15.0
+_RETRY_S = (0.5, 1.0, 2.0, 4.0, 8.0, 8.0, 8.0)
+
+
+@dataclass
+class Following:
+    """One transaction as an operator sees it. `connect` opens a fresh connection each time it is called."""
+
+    connect: Connect
+    host: str
+    txn: str
+    nonce: str
+    on_event: OnEvent
+    who: str
+    deadline: str = ""
+    seen: int = 0
+    last_state: str = "STAGED"
+    aborting: bool = False
+
+    def to_the_end(self) -> dict[str, Any]:
+        """Follow until the transaction ends; confirm when it is gated. Returns its outcome.
+
+        A first interrupt asks the host to roll back and waits for it; a second raises Detached. Raises
+        OutcomeUnknown where the line stays cut.
+        """
+        retries = iter(_RETRY_S)
+        while True:
+            try:
+                outcome = self._once()
+                if outcome is not None:
+                    return outcome
+                retries = iter(_RETRY_S)
+            except Unreachable as error:
+                self._pause(retries, error)
+            except KeyboardInterrupt:
+                self._interrupted()
+
+    def _once(self) -> dict[str, Any] | None:
+        if self.last_state == "GATED" and self.nonce and not self.aborting:
+            self._confirm()  # the first one, or its reply, was lost with the line; a repeat is harmless
+        with self.connect() as client:
+            events = client.events("follow", {"txn": self.txn, "skip": self.seen}, timeout=_SILENCE_S)
+            for event in events:
+                if event["ev"] == "result":
+                    return self._result(event)
+                if event["ev"] == "beat":
+                    continue
+                self.seen += 1
+                self._note(event)
+        return None
+
+    def _note(self, event: dict[str, Any]) -> None:
+        self.on_event(event)
+        if event["ev"] != "state":
+            return
+        self.last_state = str(event["state"])
+        if self.last_state == "GATED" and self.nonce and not self.aborting:
+            self.deadline = time.strftime("%H:%M:%S", time.gmtime(event["t"] + event["deadline_s"]))
+            self._confirm()
+
+    def _confirm(self) -> None:
+        # Over a fresh connection: that the operator still reaches the host is what a confirm proves.
+        try:
+            with self.connect() as fresh:
+                fresh.call("confirm", {"txn": self.txn, "nonce": self.nonce})
+        except RolledBack:
+            pass  # it ended meanwhile; the events to come say how
+
+    def _result(self, event: dict[str, Any]) -> dict[str, Any]:
+        self.on_event(event)
+        if event.get("orphan"):
+            raise OutcomeUnknown(
+                f"the rollout {self.txn} has no runner any more and is {event['state']}",
+                host=self.host,
+                meaning="the guard on the host decides",
+                next="ddtree-ops status",
+            )
+        outcome: dict[str, Any] = event["outcome"]
+        return outcome
+
+    def _pause(self, retries: Iterator[float], error: OpsError) -> None:
+        try:
+            time.sleep(next(retries))
+        except StopIteration:
+            raise OutcomeUnknown(
+                "the line to the host is cut and stays cut",
+                host=self.host,
+                evidence=error.what,
+                meaning=f"the rollout goes on without us; it was {self.last_state}. "
+                + (f"Unconfirmed at {self.deadline} UTC, it rolls back" if self.deadline else "Unconfirmed, it rolls back"),
+                next=f"ddtree-ops status --host {self.host}",
+            ) from None
+        except KeyboardInterrupt:
+            self._interrupted()
+
+    def _interrupted(self) -> None:
+        if self.aborting:
+            raise Detached(
+                "detached by a second interrupt",
+                host=self.host,
+                meaning="the host rolls back by itself",
+                next=f"ddtree-ops status --host {self.host}",
+            ) from None
+        self.aborting = True
+        self.on_event({"ev": "log", "line": "interrupted: asking the host to roll back; interrupt again to detach"})
+        try:
+            with self.connect() as client:
+                client.call("abort", {"txn": self.txn, "who": self.who})
+        except Unreachable:
+            pass  # unconfirmed, it rolls back at its deadline
+
+
+def judge(host: str, outcome: dict[str, Any], wanted: str) -> None:
+    """Return where the transaction did what was asked, else raise what the operator must read."""
+    if outcome["outcome"] == wanted:
+        return
+    failure = outcome.get("failure") or {}
+    serving = outcome.get("serving")
+    fields = {
+        "host": host,
+        "evidence": failure.get("line"),
+        "meaning": failure.get("hint"),
+        "next": f"ddtree-ops logs --host {host}",
+    }
+    if outcome["outcome"] == "rolled-back":
+        raise RolledBack(_sentence(failure, outcome), serving=f"{serving}, as before", **fields)
+    problem = outcome.get("problem") or {}
+    raise RollbackFailed(
+        f"the rollback failed: the old service did not come back ({problem.get('reason')}: {problem.get('line')})",
+        serving="nothing; the host keeps trying the confirmed release",
+        **fields,
+    )
+
+
+def _sentence(failure: dict[str, Any], outcome: dict[str, Any]) -> str:
+    lag = failure.get("lag_s")
+    noticed = f", noticed {lag:.1f} s after the process died" if lag is not None else ""
+    took = outcome.get("rollback_s")
+    back = f" in {took} s" if took is not None else ""
+    return f"failed in {failure.get('phase')} ({failure.get('reason')}){noticed}; rolled back{back}"

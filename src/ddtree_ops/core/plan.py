@@ -1,0 +1,99 @@
+"""What a deploy would change on one host, decided from inventory, facts and release without touching anything."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from ddtree_ops.core.errors import PreconditionFailed, UsageProblem
+from ddtree_ops.core.steps import Step
+
+SCHEMA_VERSION = 1
+
+
+@dataclass(frozen=True)
+class Preconditions:
+    """What must still hold when the plan is applied. `unit_files`: sha256 by path; `tree`: the engine's sources;
+    `confirmed`: the release that this host runs by decision."""
+
+    confirmed: str
+    tree: str
+    unit_files: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A deploy, printable and serialisable. `changes`: sentences; `loses`: what clients lose against the baseline;
+    `downtime`: a sentence from the host's own last starts."""
+
+    host: str
+    service: str
+    mode: str
+    release: str
+    source_digest: str
+    steps: Sequence[Step]
+    preconditions: Preconditions
+    argv_before: Sequence[str]
+    argv_after: Sequence[str]
+    dropin: str
+    changes: Sequence[str] = ()
+    loses: Sequence[str] = ()
+    notes: Sequence[str] = ()
+    downtime: str = ""
+    done: bool = False
+
+    def to_json(self) -> dict[str, Any]:
+        """The document of `plan -o`."""
+        return {"schema_version": SCHEMA_VERSION, "kind": "plan", **asdict(self)}
+
+
+def moved(planned: Mapping[str, Any], now: Plan) -> list[str]:
+    """What differs between a saved plan and the one that holds now, a sentence each; empty: nothing moved."""
+    found = []
+    before, after = planned["preconditions"], asdict(now.preconditions)
+    if before["confirmed"] != after["confirmed"]:
+        found.append(f"the confirmed release was {before['confirmed']}, now it is {after['confirmed']}")
+    if before["tree"] != after["tree"]:
+        found.append(f"the engine's sources were {before['tree'][:16]}, now they are {after['tree'][:16]}")
+    paths = sorted(set(before["unit_files"]) | set(after["unit_files"]))
+    found += [
+        f"{path} changed" for path in paths if before["unit_files"].get(path) != after["unit_files"].get(path)
+    ]
+    if planned["release"] != now.release:
+        found.append(f"hosts.yaml, facts or the series changed: release {planned['release']} is now {now.release}")
+    return found
+
+
+def check_unmoved(planned: Mapping[str, Any], now: Plan) -> None:
+    """Raise PreconditionFailed where a saved plan no longer fits the host."""
+    found = moved(planned, now)
+    if found:
+        raise PreconditionFailed(
+            "the saved plan no longer fits: " + "; ".join(found),
+            host=now.host,
+            meaning="nothing was touched",
+            next=f"ddtree-ops plan --host {now.host} --mode {now.mode} -o plan.json",
+        )
+
+
+def read_plan(document: Any, source: str) -> Mapping[str, Any]:
+    """Check a plan document's shape. Raises UsageProblem naming the file."""
+    wanted = ("host", "mode", "release", "preconditions")
+    if not isinstance(document, dict) or document.get("kind") != "plan" or any(k not in document for k in wanted):
+        raise UsageProblem(f"{source} is not a plan", next="ddtree-ops plan --host HOST --mode MODE -o plan.json")
+    if document.get("schema_version") != SCHEMA_VERSION:
+        raise UsageProblem(f"{source} has schema_version {document.get('schema_version')}, this is {SCHEMA_VERSION}")
+    return document
+
+
+def estimate_downtime(history: Sequence[Mapping[str, Any]], stop_limit_s: float) -> str:
+    """A sentence on the downtime to expect: the last measured stop and start, twice that where it fails."""
+    seconds = [float(entry["downtime_s"]) for entry in history if entry.get("downtime_s")]
+    if not seconds:
+        return (
+            f"unknown: no start was measured on this host yet (the stop is bounded at {stop_limit_s:.0f} s); "
+            "twice the stop and start where it fails"
+        )
+    last = seconds[-1]
+    return f"about {last:.0f} s by the last change on this host, {2 * last:.0f} s if it fails and rolls back"

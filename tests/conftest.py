@@ -1,0 +1,32 @@
+"""Paths for the tests, and the minutes of each tier at the end of a run."""
+
+from __future__ import annotations
+
+import sys
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "deploy" / "agent"))
+
+_seconds: dict[str, float] = defaultdict(float)
+_tier_of: dict[str, str] = {}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        mark = item.get_closest_marker("tier")
+        if mark is None:
+            raise pytest.UsageError(f"{item.nodeid} has no tier marker: its minutes would count nowhere")
+        _tier_of[item.nodeid] = mark.args[0]
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    _seconds[_tier_of.get(report.nodeid, "?")] += report.duration
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    for tier, seconds in sorted(_seconds.items()):
+        terminalreporter.write_line(f"tier {tier}: {seconds / 60:.1f} min")
