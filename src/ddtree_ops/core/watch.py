@@ -14,6 +14,7 @@ _IDLE_SHARE = 0.02
 _HZ = 100.0
 #: Seconds that a verdict waits for the rest of the log: with a cause in hand, and without one.
 _SETTLE, _SETTLE_MAX, _SETTLE_BLIND = 0.5, 1.0, 1.25
+_SETTLE_TROUBLE = 3.0  # a request failed, the process lives: a killed scheduler takes it down within 2 s
 _STEP_MAX = 5.0  # a longer gap between two observations is the watcher's own pause, not the engine's
 _PORT_GRACE = 1.0
 _GPU_NOISE = 1 << 20
@@ -177,6 +178,7 @@ class Watch:
         self._died_at: Optional[float] = None
         self._lost_at: Optional[float] = None  # when death or a fatal line was first seen
         self._foreign_since: Optional[float] = None
+        self._trouble = ""
         self._ready = False
         self._captured = False
         self._capacity: Dict[str, int] = {}
@@ -287,12 +289,17 @@ class Watch:
         if best is not None and best.rank > 2:
             if waited < _SETTLE or (obs.lines and waited < _SETTLE_MAX):
                 return
-        elif waited < _SETTLE_BLIND:
+        elif waited < (_SETTLE_BLIND if self._died_at is not None or self.scanner.fatal else _SETTLE_TROUBLE):
             return
         self._conclude(obs)
 
     def _conclude(self, obs: Observation) -> None:
         best, reason, hint = self.scanner.best, "", ""
+        if self._dead is None and not self.scanner.fatal:
+            self._fail(
+                obs, "generation-failed", self._trouble, "the server is up but does not answer requests"
+            )
+            return
         if self._dead is not None:
             reason, hint = self._dead
         by_systemd = reason in _SYSTEMD_KNOWS and (best is None or best.rank <= 2)
@@ -320,9 +327,8 @@ class Watch:
             self._pass_until("graphs", obs.t)  # the engine opens its port last, whatever its log says
             self._ready = self._ready or probe.health == 200
         if self._ready and probe.failures:
-            self._fail(
-                obs, "generation-failed", probe.failures[0], "the server is up but does not answer requests"
-            )
+            # A dying server drops requests first: its own last words, if any come, are the better cause.
+            self._trouble, self._lost_at = probe.failures[0], obs.t
         elif self.phase == "serve" and self._ready and probe.generations >= self.expect.generations:
             self._pass_until("serve", obs.t)
         if self.phase == "mode" and self.verdict is None and obs.server_info is not None:
