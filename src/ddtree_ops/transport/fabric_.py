@@ -1,0 +1,161 @@
+"""SSH by Fabric and paramiko, with strict host keys and deadlines of our own."""
+
+from __future__ import annotations
+
+import shlex
+import threading
+import time
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from paramiko.ssh_exception import SSHException
+
+from ddtree_ops.core.errors import Unreachable
+from ddtree_ops.transport.base import Completed, Stream
+from ddtree_ops.transport.pump import PumpedStream, complete
+from ddtree_ops.transport.ssh_connect import Line
+from ddtree_ops.transport.ssh_settings import SshSettings
+
+_ALIVE_EVERY = 5.0  # seconds between questions to sshd; ServerAliveInterval in ssh_config(5)
+_DEAD_AFTER = 20.0  # seconds without an answer
+
+
+class FabricTransport:
+    """A host behind sshd. Connects at the first command, again after a break."""
+
+    def __init__(self, settings: SshSettings) -> None:
+        self.host = settings.host
+        self.settings = settings
+        self._line: Line | None = None
+        self._pulse: Pulse | None = None
+
+    def run(
+        self, argv: Sequence[str], stdin: Iterable[bytes] | None = None, timeout: float | None = None
+    ) -> Completed:
+        """See transport.base.Transport.run."""
+        return complete(self._start(argv, stdin, deadline=timeout or self.settings.command_timeout))
+
+    def stream(
+        self, argv: Sequence[str], stdin: Iterable[bytes] | None = None, idle_timeout: float | None = None
+    ) -> Stream:
+        """See transport.base.Transport.stream."""
+        return self._start(argv, stdin, idle=idle_timeout)
+
+    def close(self) -> None:
+        """See transport.base.Transport.close."""
+        if self._pulse:
+            self._pulse.stop()
+        if self._line:
+            self._line.close()
+        self._line = self._pulse = None
+
+    def _start(
+        self,
+        argv: Sequence[str],
+        stdin: Iterable[bytes] | None,
+        idle: float | None = None,
+        deadline: float | None = None,
+    ) -> PumpedStream:
+        pulse = self._connected()
+        try:
+            channel = pulse.transport.open_session(timeout=self.settings.connect_timeout)
+            channel.settimeout(self.settings.connect_timeout)
+            channel.exec_command(shlex.join(argv))
+        except (SSHException, EOFError, OSError) as error:
+            raise self._broken("no command could be started", str(error) or None) from None
+        pipe = _ChannelPipe(channel, pulse, self._broken)
+        return PumpedStream(pipe, stdin, lambda text: self._late(argv, text), idle, deadline)
+
+    def _connected(self) -> Pulse:
+        if self._pulse is None or not self._pulse.transport.is_active():
+            self.close()
+            self._line = Line(self.settings).open()
+            self._pulse = Pulse(self._line.transport)
+        return self._pulse
+
+    def _broken(self, what: str, evidence: str | None = None) -> Unreachable:
+        return Unreachable(
+            what, host=self.host, evidence=evidence, next=f"ddtree-ops status --host {self.host}"
+        )
+
+    def _late(self, argv: Sequence[str], text: str) -> Unreachable:
+        return self._broken(f"{argv[0]} on the host {text}")
+
+
+class Pulse:
+    """Asks sshd every few seconds whether it is there: paramiko sends keepalives but never misses the answer."""
+
+    def __init__(self, transport: Any) -> None:
+        self.transport = transport
+        self._asked: float | None = None
+        self._end = threading.Event()
+        self._one = threading.Lock()
+        threading.Thread(target=self._beat, daemon=True).start()
+
+    def silent_for(self) -> float:
+        """Seconds that the question now open has had no answer."""
+        asked = self._asked
+        return 0.0 if asked is None else time.monotonic() - asked
+
+    def ask(self) -> bool:
+        """Ask once and wait; return whether the line holds."""
+        with self._one:
+            self._asked = time.monotonic()
+            try:
+                self.transport.global_request("keepalive@openssh.com", wait=True)
+            except (SSHException, EOFError, OSError):
+                return False
+            finally:
+                self._asked = None
+        return bool(self.transport.is_active())
+
+    def stop(self) -> None:
+        """Ask no more."""
+        self._end.set()
+
+    def _beat(self) -> None:
+        while not self._end.wait(_ALIVE_EVERY) and self.transport.is_active():
+            self.ask()
+
+
+class _ChannelPipe:
+    """A paramiko channel as a pump's Pipe."""
+
+    def __init__(self, channel: Any, pulse: Pulse, broken: Any) -> None:
+        self._channel = channel
+        self._pulse = pulse
+        self._broken = broken
+
+    def recv(self, tick: float) -> bytes:
+        self._channel.settimeout(tick)
+        return bytes(self._channel.recv(65536))
+
+    def recv_err(self, tick: float) -> bytes:
+        self._channel.settimeout(tick)
+        return bytes(self._channel.recv_stderr(65536))
+
+    def send(self, data: memoryview, tick: float) -> int:
+        self._channel.settimeout(tick)
+        return int(self._channel.send(bytes(data)))
+
+    def end_input(self) -> None:
+        self._channel.shutdown_write()
+
+    def finish(self, tick: float) -> int:
+        if not self._channel.status_event.wait(tick):
+            raise TimeoutError
+        rc = int(self._channel.recv_exit_status())
+        if rc >= 0:
+            return rc
+        if not self._pulse.ask():
+            raise self._broken("the connection broke before the command ended")
+        return 255  # ended by a signal, which paramiko does not hand on
+
+    def check_alive(self) -> None:
+        silent = self._pulse.silent_for()
+        if silent > _DEAD_AFTER:
+            self._pulse.transport.close()
+            raise self._broken(f"the host has not answered for {silent:.0f} s")
+
+    def kill(self) -> None:
+        self._channel.close()
