@@ -1,6 +1,7 @@
 """What /proc says about the service's processes: how much they move, and whose socket listens on its port."""
 
 import os
+import re
 import socket
 from typing import Dict, Iterable, List, NamedTuple, Set, Tuple
 
@@ -8,22 +9,8 @@ from .service import pids as cgroup_pids
 
 _HZ = os.sysconf("SC_CLK_TCK")
 #: Programs that a just-in-time build runs; the kernel cuts names to 15 characters (proc(5), comm).
-_COMPILERS = frozenset(
-    (
-        "nvcc",
-        "cicc",
-        "ptxas",
-        "ptxas-blackwell",
-        "fatbinary",
-        "nvlink",
-        "cudafe++",
-        "ninja",
-        "gcc",
-        "g++",
-        "cc",
-        "c++",
-    )
-    + ("cc1", "cc1plus", "as", "ld", "collect2", "clang", "lld")
+_COMPILER = re.compile(
+    r"nvcc|cicc|ptxas.*|fatbinary|nvlink|cudafe\+\+|ninja|gcc|g\+\+|cc|c\+\+|cc1|cc1plus|as|ld|collect2|clang.*|lld"
 )
 _WILD4, _WILD6 = "00000000", "0" * 32
 _MAPPED = "0000000000000000FFFF0000"
@@ -54,7 +41,7 @@ def usage(pids: Iterable[int]) -> Usage:
         if not fields or fields[0] == "Z":
             continue
         living += 1
-        compilers += name in _COMPILERS
+        compilers += _COMPILER.fullmatch(name) is not None
         cpu += sum(
             int(field) for field in fields[11:15]
         )  # with waited-for children, so that a sum rarely falls

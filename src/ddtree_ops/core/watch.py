@@ -295,7 +295,7 @@ class Watch:
 
     def _conclude(self, obs: Observation) -> None:
         best, reason, hint = self.scanner.best, "", ""
-        if self._dead is None and not self.scanner.fatal:
+        if self._trouble and self._dead is None and not self.scanner.fatal:
             self._fail(
                 obs, "generation-failed", self._trouble, "the server is up but does not answer requests"
             )
@@ -579,8 +579,8 @@ def replay(text: str, signatures: List[Signature], expect: Optional[Expect] = No
     alive = UnitState("active", "running", main_pid=1, invocation="log")
     end = 0.0
     for end, line in enumerate(re.split(r"[\r\n]+", text)):
-        watch.observe(Observation(t=end * 0.001, unit=alive, lines=(line,)))
-    last = Observation(t=end * 0.001, unit=alive)
+        watch.observe(Observation(t=end * 1e-6, unit=alive, lines=(line,)))
+    last = Observation(t=end * 1e-6, unit=alive)
     best: Optional[Evidence] = watch.scanner.best
     if best is not None and (watch.scanner.fatal or not watch.log_says_ready):
         watch._conclude(last)
