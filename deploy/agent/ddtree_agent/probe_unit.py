@@ -39,7 +39,7 @@ def service(name: str) -> Dict[str, Any]:
         "fragment": _hashed(fragment) if fragment else None,
         "dropins": [_hashed(path) for path in paths if not ours(path)],
         "ours": [_hashed(path) for path in paths if ours(path)],
-        "late_dropins": [path for path in paths if not ours(path) and os.path.basename(path) > KEPT],
+        "late_dropins": [_sets(p) for p in paths if not ours(p) and os.path.basename(p) > KEPT],
         "environment_files": [
             dict(_hashed(str(item["path"])), optional=item["optional"])
             for item in unitenv.environment_files(show.get("EnvironmentFiles", ""))
@@ -130,6 +130,17 @@ def _command(pid: int) -> str:
     except OSError:
         return "?"
     return b" ".join(words).decode("utf-8", "replace").strip()[:120]
+
+
+def _sets(path: str) -> Dict[str, Any]:
+    """The names that a drop-in sets, never their values; PYTHONPATH counts as one."""
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            text = file.read()
+    except OSError:
+        return {"path": path, "sets": None}
+    found = set(re.findall(r"^[ \t]*([A-Za-z]+)[ \t]*=", text, re.M))
+    return {"path": path, "sets": sorted(found | ({"PYTHONPATH"} if "PYTHONPATH" in text else set()))}
 
 
 def _hashed(path: str) -> Dict[str, Any]:

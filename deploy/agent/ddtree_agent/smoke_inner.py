@@ -5,6 +5,7 @@ Prints `@smoke <JSON>` lines: {"step": …} before each thing that may die, {"do
 
 import faulthandler
 import importlib
+import importlib.util
 import json
 import multiprocessing
 import os
@@ -54,9 +55,11 @@ def _line(error: BaseException) -> str:
 
 def origin(overlay: str) -> Dict[str, Any]:
     """Where the engine came from. Raises ImportError naming what shadows the overlay."""
-    import sglang  # type: ignore[import-not-found,import-untyped,unused-ignore]
-
-    found = sglang.__file__
+    # Before the import: a package that shadows ours may fail to import for reasons of its own.
+    spec = importlib.util.find_spec("sglang")
+    if spec is None:
+        raise ImportError(f"no sglang is found, not even the release's {overlay}/sglang: {_why(None)}")
+    found = spec.origin
     if found and os.path.abspath(found).startswith(overlay + os.sep):
         return {"file": found}
     place = found or "a namespace package"
@@ -88,10 +91,9 @@ def check(request: Dict[str, Any], who: str) -> Dict[str, Any]:
     stage = "origin"
     report: Dict[str, Any] = {"ok": False, "stage": who + " " + stage, "first_fatal": None, "origin": None}
     try:
-        say(step=f"{who}: import sglang")
         report["origin"] = origin(request["overlay"])["file"]
         stage = "import"
-        for name in request["modules"]:
+        for name in ["sglang", *request["modules"]]:
             say(step=f"{who}: import {name}")
             importlib.import_module(name)
         stage = "origin"

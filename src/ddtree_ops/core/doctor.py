@@ -1,0 +1,83 @@
+"""The preflight: rules over what the probe saw. Unknown is a WARN, never an OK; a BLOCK stops a deploy (exit 3)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ddtree_ops.core import abi, doctor_engine, doctor_host, doctor_unit
+from ddtree_ops.core.errors import HostLocked, OpsError, PreconditionFailed
+from ddtree_ops.core.facts_live import Abi, Launch, Live, Unknown, parse
+from ddtree_ops.core.finding import Finding, Level, block, ok, warn
+from ddtree_ops.core.wanted import Wanted
+
+Rule = Callable[[Any, Live, Wanted], Sequence[Finding]]
+
+
+def _abi(found: Abi, live: Live, wanted: Wanted) -> list[Finding]:
+    launch = live.launch if isinstance(live.launch, Launch) else None
+    return abi.judge(found, launch.device if launch else None, launch.interpreter if launch else "python3")
+
+
+#: (rule, the section of the probe that it reads, the rule). In the order in which a person reads them.
+RULES: tuple[tuple[str, str, Rule], ...] = (
+    ("root", "session", doctor_host.root),
+    ("systemd", "session", doctor_host.systemd),
+    ("unit", "service", doctor_unit.loaded),
+    ("transaction", "state", doctor_host.locks),
+    ("dropins", "service", doctor_unit.overridden),
+    ("user", "user", doctor_host.user),
+    ("interpreter", "launch", doctor_host.interpreter),
+    ("engine", "engine", doctor_engine.version),
+    ("record", "engine", doctor_engine.record),
+    ("sources", "engine", doctor_engine.series),
+    ("cuda-build", "abi", _abi),
+    ("model", "model", doctor_host.models),
+    ("disk", "storage", doctor_host.disk),
+    ("port", "port", doctor_host.port),
+    ("log", "capabilities", doctor_host.log_target),
+    ("facts", "service", doctor_unit.drift),
+)
+#: Without these nothing can be deployed at all: not knowing them blocks.
+NEEDED = {"launch": "hosts.yaml: interpreter: /path/to/bin/python3"}
+
+
+def examine(probe: dict[str, Any], wanted: Wanted) -> list[Finding]:
+    """Judge one probe answer. Pure; the host answered, so `reachable` is the first finding."""
+    live = parse(probe)
+    found = [ok("reachable", f"{wanted.host} answered")]
+    for name, section, rule in RULES:
+        seen = getattr(live, section)
+        if not isinstance(seen, Unknown):
+            found += rule(seen, live, wanted)
+        elif section in NEEDED:
+            found.append(block(name, seen.why, f"{NEEDED[section]} for {wanted.host}"))
+        else:
+            found.append(warn(name, f"unknown: {seen.why}", f"ddtree-ops doctor --host {wanted.host}"))
+    return found
+
+
+def blocked(findings: Sequence[Finding]) -> list[Finding]:
+    """The findings that stop a deploy."""
+    return [finding for finding in findings if finding.level is Level.BLOCK]
+
+
+def refusal(findings: Sequence[Finding], host: str, serving: str | None = None) -> OpsError | None:
+    """The error that a deploy raises for these findings: the first BLOCK in words, the others counted.
+
+    None where nothing blocks. An open transaction of somebody else is HostLocked (exit 4), all else
+    PreconditionFailed (exit 3).
+    """
+    stops = blocked(findings)
+    if not stops:
+        return None
+    first = stops[0]
+    rest = f"; {len(stops) - 1} more: {', '.join(sorted({s.rule for s in stops[1:]}))}" if stops[1:] else ""
+    kind = HostLocked if first.rule == "transaction" else PreconditionFailed
+    return kind(
+        f"preflight: {first.evidence}{rest}",
+        host=host,
+        meaning="nothing was touched",
+        serving=serving,
+        next=first.remedy,
+    )

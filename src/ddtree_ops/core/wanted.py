@@ -1,0 +1,23 @@
+"""What a host is held against: its name, the series that is to run there, the facts recorded for it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """host: its name in hosts.yaml. version: the engine release the series was made for. base: {path relative to the
+    package: sha256 of the pre-image} (`base.json`). patched: the same for the post-images, where they are known.
+    recorded: the document of facts/<host>.yaml (protocol section 2), None where there is none. draft: needed."""
+
+    host: str
+    service: str
+    version: str | None = None
+    series: str | None = None
+    base: Mapping[str, str] = field(default_factory=dict)
+    patched: Mapping[str, str] = field(default_factory=dict)
+    recorded: Mapping[str, Any] | None = None
+    needs_draft: bool = False
