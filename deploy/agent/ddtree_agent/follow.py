@@ -21,7 +21,8 @@ _ORPHAN_S = 20.0
 def follow(txn: Txn, skip: int = 0) -> None:
     """Emit the transaction's events, then the result: its outcome, or that the rollback failed.
 
-    `skip`: how many events the operator has seen already, on a line that was cut. A beat every few seconds lets the other end tell a quiet start from a dead line.
+    `skip`: how many events the operator has seen already, on a line that was cut. A beat every few seconds
+    lets the other end tell a quiet start from a dead line.
     """
     seen = skip
     beat = quiet = time.monotonic()

@@ -34,7 +34,9 @@ class Txn:
     def intent(self) -> Dict[str, Any]:
         found = read_json(os.path.join(self.dir, "intent.json"))
         if not isinstance(found, dict):
-            raise AgentError("usage", f"there is no transaction {self.id} of {self.layout.service} on this host")
+            raise AgentError(
+                "usage", f"there is no transaction {self.id} of {self.layout.service} on this host"
+            )
         return found
 
     @property

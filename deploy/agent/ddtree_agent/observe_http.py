@@ -23,7 +23,8 @@ class HttpProbe:
     """
 
     def __init__(self, base: str, headers: Optional[Mapping[str, str]] = None, generations: int = 4) -> None:
-        self._base, self._headers, self._wanted = base.rstrip("/"), dict(headers or {}), generations
+        # Not copied: the caller may learn the key only once the engine runs.
+        self._base, self._headers, self._wanted = base.rstrip("/"), {} if headers is None else headers, generations
         self.health: Optional[int] = None
         self.generations = 0
         self.failures: List[str] = []

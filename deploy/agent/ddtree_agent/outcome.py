@@ -11,7 +11,7 @@ from .watching import Watching
 from .wire import AgentError
 
 #: A restored service must answer; what mode it runs in is its own affair.
-HEALTHY: Dict[str, Any] = {"state": {}, "capacity": {}}
+HEALTHY: Dict[str, Any] = {"state": {}}
 
 
 def confirmed(layout: Layout) -> Dict[str, Any]:
@@ -121,11 +121,11 @@ def _restore_once(txn: Txn, intent: Dict[str, Any]) -> Optional[Dict[str, Any]]:
         owner = service.wait_port_free(intent["port"], 30)
         if owner:
             txn.say({"ev": "log", "line": f"port {intent['port']} is held by {owner}"})
-        watching = Watching(txn, intent, HEALTHY)
-        service.start(layout.service)
+        with Watching(txn, intent, HEALTHY) as watching:
+            service.start(layout.service)
+            return watching.verdict()
     except AgentError as error:
         return {"reason": "restart", "line": error.fields["evidence"], "hint": error.fields["what"]}
-    return watching.verdict()
 
 
 def _keep_evidence(txn: Txn, intent: Dict[str, Any], failure: Dict[str, Any]) -> None:

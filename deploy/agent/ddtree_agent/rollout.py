@@ -83,12 +83,13 @@ def _deploy(txn: Txn, intent: Dict[str, Any], archive: str) -> Optional[Dict[str
     service.reload()
     service.read_back(layout, layout.trial, manifest["exec_argv"], text)
     _step(txn, "SWITCHED")
-    failure = _start(txn, intent, intent["expect"])
-    if failure is not None:
-        return failure
-    _step(txn, "READY")
-    _step(txn, "GATED", nonce=intent["nonce"], deadline_s=intent["timeouts"]["confirm"])
-    return _await_confirm(txn, intent)
+    with Watching(txn, intent, intent["expect"]) as watching:
+        failure = _start(txn, watching)
+        if failure is not None:
+            return failure
+        _step(txn, "READY")
+        _step(txn, "GATED", deadline_s=intent["timeouts"]["confirm"])
+        return _await_confirm(txn, intent, watching)
 
 
 def _undo(txn: Txn, intent: Dict[str, Any], archive: str) -> Optional[Dict[str, Any]]:
@@ -102,7 +103,8 @@ def _undo(txn: Txn, intent: Dict[str, Any], archive: str) -> Optional[Dict[str, 
     set_confirmed(layout, target, None, txn.id)
     service.reload()
     _step(txn, "SWITCHED")
-    failure = _start(txn, intent, HEALTHY)
+    with Watching(txn, intent, HEALTHY) as watching:
+        failure = _start(txn, watching)
     if failure is not None:
         return failure
     for state in ("READY", "GATED", "CONFIRMING"):
@@ -124,38 +126,30 @@ def _stop(txn: Txn, intent: Dict[str, Any]) -> None:
     _step(txn, "STOPPED", **stopped)
 
 
-def _start(txn: Txn, intent: Dict[str, Any], expect: Dict[str, Any]) -> Optional[Dict[str, Any]]:
-    watching = Watching(txn, intent, expect)
+def _start(txn: Txn, watching: Watching) -> Optional[Dict[str, Any]]:
     service.start(txn.layout.service)
     _step(txn, "STARTING")
     failure = watching.verdict()
     if failure is None:
-        down = round(time.time() - _down_since(txn), 2)
+        down = round(time.time() - float(measures(txn).get("down_since", time.time())), 2)
         stopwatch(txn, phases=watching.seconds, downtime_s=down)
     return failure
 
 
-def _await_confirm(txn: Txn, intent: Dict[str, Any]) -> Optional[Dict[str, Any]]:
+def _await_confirm(txn: Txn, intent: Dict[str, Any], watching: Watching) -> Optional[Dict[str, Any]]:
     until = time.monotonic() + intent["timeouts"]["confirm"]
-    pid = service.main_pid(txn.layout.service)
     while time.monotonic() < until:
         if txn.state != "GATED":
             return None  # confirmed, or the guard took over
-        if txn.abort_asked():
-            raise Stopped(txn.abort_asked())
-        if service.main_pid(txn.layout.service) != pid:
-            return _failure(txn, "died", "the server died or restarted after it was ready")
-        time.sleep(0.25)
+        failure = watching.hold()
+        if failure is not None and txn.state == "GATED":
+            return failure
     return _failure(txn, "unconfirmed", "no confirm came within the deadline: the operator's line was cut")
 
 
 def _step(txn: Txn, state: str, **fields: Any) -> None:
     if not txn.to(state, **fields):
         raise AgentError("rolled-back", f"the rollout cannot go on to {state}: it is {txn.state}")
-
-
-def _down_since(txn: Txn) -> float:
-    return float(measures(txn).get("down_since", time.time()))
 
 
 def _failure(txn: Txn, reason: str, hint: str, line: Optional[str] = None) -> Dict[str, Any]:

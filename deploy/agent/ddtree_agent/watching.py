@@ -1,13 +1,18 @@
 """Joins the observer (what the host shows) to the reducer (what it means) while a service starts."""
 
+import pkgutil
 import time
-from typing import Any, Dict, Optional
+from types import TracebackType
+from typing import Any, Dict, Optional, Type
 
+from . import service
+from .core import signatures as known
 from .core import watch as reducer
 from .journal import Txn
 from .observe import Observer
 
 _TICK_S = 0.25
+Failure = Dict[str, Any]
 
 
 class Stopped(Exception):
@@ -15,34 +20,56 @@ class Stopped(Exception):
 
 
 class Watching:
-    """One start under watch. Made before the start, so that the log is followed from there."""
+    """One start under watch, a context manager. Made before the start, so that the log is followed from there."""
 
     def __init__(self, txn: Txn, intent: Dict[str, Any], expect: Dict[str, Any]) -> None:
         self.txn = txn
         self.seconds: Dict[str, float] = {}
-        self._observer = Observer(txn.layout.service, intent["port"], intent["log"])
-        self._watch = reducer.start(reducer.Limits(**intent["limits"]), reducer.Expect(**expect))
-        self._abortable = txn.state != "ROLLING_BACK"
+        text = (pkgutil.get_data(known.__package__, "signatures.json") or b"").decode()
+        goal = reducer.Expect(**expect, log=intent["log"] != "none")
+        self._watch = reducer.start(reducer.Limits(**intent["limits"]), goal, known.load(text))
+        self._headers: Dict[str, str] = {}
+        self._observer = Observer(txn.layout.service, intent["port"], intent["log"], headers=self._headers)
+        # A rollback is not aborted: it is what brings the confirmed release back.
+        self._abortable = txn.state != "ROLLING_BACK" and intent["kind"] == "deploy"
 
-    def verdict(self) -> Optional[Dict[str, Any]]:
-        """Observe until the reducer decides: None for PASS, else the failure. Raises Stopped on the operator's word."""
-        try:
-            while True:
-                failure = self._tick()
-                if failure is not None:
-                    return failure or None
-                time.sleep(_TICK_S)
-        finally:
-            self._observer.close()
+    def __enter__(self) -> "Watching":
+        return self
 
-    def _tick(self) -> Optional[Dict[str, Any]]:
+    def __exit__(
+        self,
+        kind: Optional[Type[BaseException]],
+        error: Optional[BaseException],
+        trace: Optional[TracebackType],
+    ) -> None:
+        self._observer.close()
+
+    def verdict(self) -> Optional[Failure]:
+        """Observe until the reducer decides: None for PASS, else the failure. Raises Stopped."""
+        while True:
+            event = self._tick()
+            if event is not None:
+                return None if event["verdict"] == "PASS" else event
+            time.sleep(_TICK_S)
+
+    def hold(self) -> Optional[Failure]:
+        """One look at a service that passed: None while it stays up, else the failure. Raises Stopped."""
+        event = self._tick()
+        time.sleep(_TICK_S)
+        return event if event is not None and event["verdict"] != "PASS" else None
+
+    def _tick(self) -> Optional[Failure]:
         asked = self.txn.abort_asked() if self._abortable else None
         if asked:
             raise Stopped(asked)
+        if not self._headers:
+            # Known only once the started process shows its command line; the probe sends nothing before that.
+            self._headers.update(service.headers(self.txn.layout.service))
+        found = None
         for event in self._watch.observe(self._observer.observe()):
             self.txn.say(event)
             if event["ev"] == "phase":
                 self.seconds[event["phase"]] = event["seconds"]
             if event["ev"] == "verdict":
-                return {} if event["verdict"] == "PASS" else event
-        return None
+                found = event
+        return found

@@ -103,7 +103,11 @@ class Following:
                 host=self.host,
                 evidence=error.what,
                 meaning=f"the rollout goes on without us; it was {self.last_state}. "
-                + (f"Unconfirmed at {self.deadline} UTC, it rolls back" if self.deadline else "Unconfirmed, it rolls back"),
+                + (
+                    f"Unconfirmed at {self.deadline} UTC, it rolls back"
+                    if self.deadline
+                    else "Unconfirmed, it rolls back"
+                ),
                 next=f"ddtree-ops status --host {self.host}",
             ) from None
         except KeyboardInterrupt:
@@ -118,7 +122,9 @@ class Following:
                 next=f"ddtree-ops status --host {self.host}",
             ) from None
         self.aborting = True
-        self.on_event({"ev": "log", "line": "interrupted: asking the host to roll back; interrupt again to detach"})
+        self.on_event(
+            {"ev": "log", "line": "interrupted: asking the host to roll back; interrupt again to detach"}
+        )
         try:
             with self.connect() as client:
                 client.call("abort", {"txn": self.txn, "who": self.who})

@@ -61,7 +61,9 @@ def moved(planned: Mapping[str, Any], now: Plan) -> list[str]:
         f"{path} changed" for path in paths if before["unit_files"].get(path) != after["unit_files"].get(path)
     ]
     if planned["release"] != now.release:
-        found.append(f"hosts.yaml, facts or the series changed: release {planned['release']} is now {now.release}")
+        found.append(
+            f"hosts.yaml, facts or the series changed: release {planned['release']} is now {now.release}"
+        )
     return found
 
 
@@ -80,10 +82,18 @@ def check_unmoved(planned: Mapping[str, Any], now: Plan) -> None:
 def read_plan(document: Any, source: str) -> Mapping[str, Any]:
     """Check a plan document's shape. Raises UsageProblem naming the file."""
     wanted = ("host", "mode", "release", "preconditions")
-    if not isinstance(document, dict) or document.get("kind") != "plan" or any(k not in document for k in wanted):
-        raise UsageProblem(f"{source} is not a plan", next="ddtree-ops plan --host HOST --mode MODE -o plan.json")
+    if (
+        not isinstance(document, dict)
+        or document.get("kind") != "plan"
+        or any(k not in document for k in wanted)
+    ):
+        raise UsageProblem(
+            f"{source} is not a plan", next="ddtree-ops plan --host HOST --mode MODE -o plan.json"
+        )
     if document.get("schema_version") != SCHEMA_VERSION:
-        raise UsageProblem(f"{source} has schema_version {document.get('schema_version')}, this is {SCHEMA_VERSION}")
+        raise UsageProblem(
+            f"{source} has schema_version {document.get('schema_version')}, this is {SCHEMA_VERSION}"
+        )
     return document
 
 

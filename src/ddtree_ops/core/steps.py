@@ -21,10 +21,20 @@ def deploy_steps(service: str, release: str, files: int, size: int, stop_s: floa
     trial = f"/run/systemd/system/{service}.d/60-ddtree-trial.conf"
     kept = f"/etc/systemd/system/{service}.d/50-ddtree.conf"
     return [
-        Step("PREPARED", f"push {files} patched files ({size} bytes), copy the rest on the host", "delete staging"),
-        Step("STAGED", f"seal release {release}, import smoke and argument parse of the new tree", "retire the release"),
+        Step(
+            "PREPARED",
+            f"push {files} patched files ({size} bytes), copy the rest on the host",
+            "delete staging",
+        ),
+        Step(
+            "STAGED",
+            f"seal release {release}, import smoke and argument parse of the new tree",
+            "retire the release",
+        ),
         Step("ARMED", "arm the guard timer; the rollout runs as a unit of its own", "stop the timer"),
-        Step("STOPPED", f"stop {service}, at most {stop_s:.0f} s, then SIGKILL", f"start {service}", down=True),
+        Step(
+            "STOPPED", f"stop {service}, at most {stop_s:.0f} s, then SIGKILL", f"start {service}", down=True
+        ),
         Step("SWITCHED", f"write {trial}, daemon-reload, read the unit back", f"rm {trial}", down=True),
         Step("STARTING", f"start {service} and watch it to its verdict", "the confirmed release", down=True),
         Step("GATED", "wait for the confirm over a fresh connection", "the confirmed release"),

@@ -62,7 +62,8 @@ def make_release(
     """Compute a release. `base`: sha256 of every base file; `files`: the overlay; `argv`: the server's;
     `exec_argv`: ExecStart= as `systemctl show` must read it back; `dropin`: text with @RELEASE@ in it."""
     overlay = {
-        path: {"sha256": sha256(data), "size": len(data), "pre": pre.get(path)} for path, data in files.items()
+        path: {"sha256": sha256(data), "size": len(data), "pre": pre.get(path)}
+        for path, data in files.items()
     }
     tree = tree_digest(base)
     source = canonical(
@@ -89,4 +90,6 @@ def make_release(
 
 def _whole(name: str, base: Mapping[str, str], files: Mapping[str, bytes]) -> bool:
     prefix = name + "/"
-    return any(path.startswith(prefix) for path in base) and not any(path.startswith(prefix) for path in files)
+    return any(path.startswith(prefix) for path in base) and not any(
+        path.startswith(prefix) for path in files
+    )

@@ -79,4 +79,3 @@ def _chunks(client: Caller, package: str) -> Iterator[bytes]:
 def _unpack(chunks: Iterator[bytes], target: Path) -> None:
     with tarfile.open(fileobj=io.BytesIO(b"".join(chunks)), mode="r:gz") as archive:
         archive.extractall(target, filter="data")
-

@@ -1,0 +1,62 @@
+"""`status`: what runs on the hosts, by their own evidence."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from ddtree_ops.cli._options import ConfigOpt, HostOpt, JsonOpt
+
+
+def status(
+    host: HostOpt = None,
+    config: ConfigOpt = None,
+    json: JsonOpt = False,
+    exit_code: Annotated[bool, typer.Option("--exit-code", help="Exit 5 on drift.")] = False,
+) -> None:
+    """Running and confirmed release, open transaction, drift. Without --host: every host."""
+    from ddtree_ops.cli._common import select
+    from ddtree_ops.cli._run import connector
+    from ddtree_ops.cli._sinks import document, say
+    from ddtree_ops.core.errors import OpsError, PendingChanges
+
+    inventory, hosts = select(config, host, everything=True)
+    found: dict[str, Any] = {}
+    failed: OpsError | None = None
+    for chosen in hosts:
+        try:
+            with connector(inventory, chosen)() as client:
+                found[chosen.name] = client.call("status", {})["status"]
+        except OpsError as error:
+            found[chosen.name], failed = {"error": error.to_json()}, error
+    if json:
+        document({"hosts": found})
+    for name, seen in found.items():
+        say(describe(name, seen))
+    if failed is not None:
+        raise (
+            failed
+            if len(hosts) == 1
+            else type(failed)("not every host answered", next="ddtree-ops status --json")
+        )
+    drifting = [name for name, seen in found.items() if seen.get("drift")]
+    if exit_code and drifting:
+        raise PendingChanges("drift on " + ", ".join(drifting))
+
+
+def describe(name: str, seen: dict[str, Any]) -> str:
+    """One host, a line or a few."""
+    if "error" in seen:
+        return f"{name}: {seen['error']['what']}"
+    record = seen["confirmed"]
+    lines = [
+        f"{name}: {seen['service']} {seen['active']} ({seen['sub']}), main PID {seen['main_pid']}, "
+        f"runs {seen['running'] or 'nothing'}, confirmed {record['release']}, before it {record['undo'] or 'nothing'}"
+    ]
+    if seen["transaction"]:
+        lines.append(f"  open: {seen['transaction']['txn']} is {seen['transaction']['state']}")
+    if seen["held_by"]:
+        lines.append(f"  held by {seen['held_by']}")
+    lines += [f"  drift: {text}" for text in seen["drift"]]
+    return "\n".join(lines)
