@@ -2,7 +2,6 @@
 
 import base64
 import csv
-import hashlib
 import json
 import os
 import re
@@ -10,6 +9,7 @@ import subprocess
 from typing import Any, Dict, Iterable, List, Optional, Tuple, Union
 
 from . import elf
+from .store import file_digest, tree_digest, walk
 
 #: Distributions whose builds must fit together.
 BUILDS = re.compile(
@@ -46,35 +46,16 @@ print("@query " + json.dumps({"version": sys.version.split()[0], "executable": s
 """
 
 
-def tree_digest(files: Dict[str, str]) -> str:
-    """One sha256 over a package's (path, sha256) pairs: the same as ddtree_ops.engine.digests.tree_digest."""
-    total = hashlib.sha256()
-    for name in sorted(files):
-        total.update(f"{name}\0{files[name]}\n".encode())
-    return total.hexdigest()
-
-
 def hash_tree(root: str) -> Tuple[Dict[str, str], int]:
     """({relpath: sha256}, bytes) of every file under `root` but bytecode; links to files are read through."""
     files: Dict[str, str] = {}
     size = 0
-    for folder, folders, names in os.walk(root):
-        folders[:] = [name for name in folders if name != "__pycache__"]
-        for name in names:
-            path = os.path.join(folder, name)
-            if os.path.isfile(path) and not name.endswith((".pyc", ".pyo")):
-                files[os.path.relpath(path, root)] = sha256_file(path)
-                size += os.path.getsize(path)
+    for name in walk(root):
+        path = os.path.join(root, name)
+        if os.path.isfile(path):
+            files[name] = file_digest(path)
+            size += os.path.getsize(path)
     return files, size
-
-
-def sha256_file(path: str) -> str:
-    """The sha256 of a file, in hex. Raises OSError."""
-    total = hashlib.sha256()
-    with open(path, "rb") as file:
-        for block in iter(lambda: file.read(1 << 20), b""):
-            total.update(block)
-    return total.hexdigest()
 
 
 def check_record(dist_info: str, package: str, found: Dict[str, str]) -> Dict[str, Any]:
@@ -259,6 +240,6 @@ def _hex(digest: str) -> str:
 
 def _hash_or_none(path: str) -> Optional[str]:
     try:
-        return sha256_file(path)
+        return file_digest(path)
     except OSError:
         return None

@@ -30,6 +30,28 @@ def session() -> Dict[str, Any]:
     }
 
 
+def specifiers() -> Dict[str, str]:
+    """What those %-specifiers mean that only the host knows (systemd.unit(5), table "Specifiers")."""
+    release: Dict[str, str] = {}
+    for line in (_read("/etc/os-release") or "").splitlines():
+        name, _, value = line.partition("=")
+        release[name] = value.strip("\"'")
+    arch = {"x86_64": "x86-64", "aarch64": "arm64"}
+    found = {
+        "a": arch.get(platform.machine(), ""),
+        "b": (_read("/proc/sys/kernel/random/boot_id") or "").replace("-", ""),
+        "H": socket.gethostname(),
+        "l": socket.gethostname().partition(".")[0],
+        "m": _read("/etc/machine-id") or "",
+        "v": platform.release(),
+        "o": release.get("ID", ""),
+        "w": release.get("VERSION_ID", ""),
+        "B": release.get("BUILD_ID", ""),
+        "W": release.get("VARIANT_ID", ""),
+    }
+    return {letter: value for letter, value in found.items() if value}
+
+
 def storage(asked: Dict[str, Any]) -> Dict[str, Any]:
     """Free room where we write, and whether /opt/ddtree is one filesystem (releases move there by rename).
 

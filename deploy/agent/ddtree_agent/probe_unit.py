@@ -6,7 +6,7 @@ from typing import Any, Dict, List, Optional
 
 from . import systemd, unitenv
 from .layout import KEPT, TRIAL, Layout, holder, read_json
-from .package import sha256_file
+from .store import file_digest
 
 #: Told to the controller as they are; the others may hold secrets or are told in another form.
 TOLD = """
@@ -145,7 +145,7 @@ def _sets(path: str) -> Dict[str, Any]:
 
 def _hashed(path: str) -> Dict[str, Any]:
     try:
-        digest: Optional[str] = sha256_file(path)
+        digest: Optional[str] = file_digest(path)
     except OSError:
         digest = None
     return {"path": path, "sha256": digest}

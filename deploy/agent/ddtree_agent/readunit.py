@@ -3,7 +3,8 @@
 import os
 from typing import Any, Dict, List, Optional
 
-from . import package, probe, probe_unit, systemd, unitenv
+from . import probe, probe_host, probe_unit, systemd, unitenv
+from .store import file_digest
 from .wire import AgentError
 
 SCRIPT_LIMIT = 64 * 1024
@@ -14,8 +15,8 @@ def read_unit(request: Dict[str, Any]) -> Dict[str, Any]:
 
     request: as for probe.probe(). raw: {fragment: {path, text, sha256} | null, dropins: […] (the operator's),
     environment_files: [{path, text | null, sha256 | null, optional, secret: true}], scripts: {path: text},
-    enabled, show: {property: value}}. The texts may hold secrets: the controller keeps them in memory only.
-    Raises AgentError(precondition) where systemd does not answer.
+    enabled, show: {property: value}, specifiers: {letter: value}}. The texts may hold secrets: the controller
+    keeps them in memory only. Raises AgentError(precondition) where systemd does not answer.
     """
     name = request.get("service") or "sglang.service"
     show = systemd.show(name, probe_unit.properties())
@@ -47,6 +48,7 @@ def raw_unit(show: Dict[str, str]) -> Dict[str, Any]:
         "scripts": scripts(unitenv.exec_argv(show.get("ExecStart", ""))),
         "enabled": show.get("UnitFileState", ""),
         "show": show,
+        "specifiers": probe_host.specifiers(),
     }
 
 
@@ -69,7 +71,7 @@ def _text(path: str) -> Dict[str, Any]:
     try:
         with open(path, "rb") as file:
             text = file.read().decode("utf-8", "surrogateescape")
-        digest = package.sha256_file(path)
+        digest = file_digest(path)
     except OSError:
         pass
     return {"path": path, "text": text, "sha256": digest}

@@ -9,6 +9,7 @@ import time
 from typing import Any, Dict, List, Optional, Tuple
 
 from . import caps, probe, probe_unit, smoke_inner, systemd, unitenv
+from .layout import PLACEHOLDER, Layout
 from .wire import AgentError
 
 MODULES = ("sglang.launch_server", "sglang.srt.entrypoints.http_server", "sglang.srt.managers.scheduler")
@@ -29,21 +30,25 @@ _SECRET = re.compile(
 def smoke(request: Dict[str, Any]) -> Dict[str, Any]:
     """Prove origin, imports and arguments of a release without touching the service.
 
-    request: {service, overlay: the directory first on PYTHONPATH, argv: the server's whole argv, modules?: names that
-    the release patches, environment?: {NAME: value} of the release's drop-in, interpreter?, limit_s?}.
+    request: {service, release: digest, argv: the server's whole argv, modules?: names that the release patches,
+    environment?: {NAME: value} of the release's drop-in, interpreter?, limit_s?}.
     Returns {ok, stage, first_fatal, note, seconds, origin: {main, child}, tail: [line]}; stage says where it ended:
     "systemd-run", "main|child origin", "main|child import", "arguments", "timeout" or "died". Raises AgentError(usage)
     for a request without a Python server in argv.
     """
     show = systemd.show(request["service"], [*probe_unit.properties(), *COPIED.split()])
     launch = probe.launch_of(request, show)
-    overlay = os.path.realpath(request["overlay"])
+    layout = Layout(request["service"])
+    overlay = os.path.realpath(os.path.join(layout.release(request["release"]), "overlay"))
     if launch is None:
         raise AgentError("usage", "no Python interpreter found in the release's command line")
     limit = float(request.get("limit_s") or LIMIT_S)
     unit = f"ddtree-smoke-{os.getpid()}.service"
-    env = environment(request.get("environment") or {}, show, overlay)
-    argv = [*unit_argv(unit, show, env, limit), "--", *command(launch)]
+    values = {
+        k: v.replace(PLACEHOLDER, request["release"]) for k, v in (request.get("environment") or {}).items()
+    }
+    env = environment(values, show, overlay)
+    argv = [*unit_argv(unit, show, env, limit), *_secrets(layout), "--", *command(launch)]
     started = time.monotonic()
     try:
         status, out, err = _run(argv, limit + 15, stdin(request, launch, overlay), env)
@@ -51,7 +56,21 @@ def smoke(request: Dict[str, Any]) -> Dict[str, Any]:
         systemd.ctl("kill", "--signal=KILL", unit, timeout=10)  # a no-op where it ended by itself
     report = judge(status, out, err, time.monotonic() - started >= limit)
     report["seconds"] = round(time.monotonic() - started, 1)
-    return redacted(report, secrets(dict(unitenv.unit_environment(show), **env), launch.args))
+    return redacted(report, secrets(dict(_held(layout, show), **env), launch.args))
+
+
+def _secrets(layout: Layout) -> List[str]:
+    """Our own secrets file, which the release's drop-in reads too."""
+    return [f"--property=EnvironmentFile={layout.secrets}"] if os.path.exists(layout.secrets) else []
+
+
+def _held(layout: Layout, show: Dict[str, str]) -> Dict[str, str]:
+    """Every variable that the process gets from files and the unit, to be kept out of the report."""
+    held = unitenv.unit_environment(show)
+    if os.path.exists(layout.secrets):
+        with open(layout.secrets, encoding="utf-8", errors="replace") as file:
+            held.update(unitenv.read_environment_file(file.read()))
+    return held
 
 
 def command(launch: unitenv.Launch) -> List[str]:
