@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import shlex
 import threading
-import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from paramiko.ssh_exception import SSHException
@@ -62,8 +61,8 @@ class FabricTransport:
             channel.settimeout(self.settings.connect_timeout)
             channel.exec_command(shlex.join(argv))
         except (SSHException, EOFError, OSError) as error:
-            raise self._broken("no command could be started", str(error) or None) from None
-        pipe = _ChannelPipe(channel, pulse, self._broken)
+            raise self._broken(pulse, "no command could be started", str(error) or None) from None
+        pipe = _ChannelPipe(channel, pulse, lambda: self._broken(pulse))
         return PumpedStream(pipe, stdin, lambda text: self._late(argv, text), idle, deadline)
 
     def _connected(self) -> Pulse:
@@ -73,45 +72,58 @@ class FabricTransport:
             self._pulse = Pulse(self._line.transport)
         return self._pulse
 
-    def _broken(self, what: str, evidence: str | None = None) -> Unreachable:
+    def _broken(
+        self,
+        pulse: Pulse,
+        what: str = "the connection broke before the command ended",
+        evidence: str | None = None,
+    ) -> Unreachable:
+        if pulse.dead:
+            what = f"the host did not answer for {_DEAD_AFTER:g} s"
         return Unreachable(
             what, host=self.host, evidence=evidence, next=f"ddtree-ops status --host {self.host}"
         )
 
     def _late(self, argv: Sequence[str], text: str) -> Unreachable:
-        return self._broken(f"{argv[0]} on the host {text}")
+        what = f"{argv[0]} on the host {text}"
+        return Unreachable(what, host=self.host, next=f"ddtree-ops status --host {self.host}")
 
 
 class Pulse:
-    """Asks sshd every few seconds whether it is there: paramiko sends keepalives but never misses the answer."""
+    """Asks sshd every few seconds whether it is there, and hangs up where no answer comes.
+
+    Paramiko sends keepalives but never misses the answer, and its wait for a started command has no time limit:
+    hanging up is what ends every such wait.
+    """
 
     def __init__(self, transport: Any) -> None:
         self.transport = transport
-        self._asked: float | None = None
+        self.dead = False
         self._end = threading.Event()
         self._one = threading.Lock()
         threading.Thread(target=self._beat, daemon=True).start()
 
-    def silent_for(self) -> float:
-        """Seconds that the question now open has had no answer."""
-        asked = self._asked
-        return 0.0 if asked is None else time.monotonic() - asked
-
     def ask(self) -> bool:
         """Ask once and wait; return whether the line holds."""
         with self._one:
-            self._asked = time.monotonic()
+            patience = threading.Timer(_DEAD_AFTER, self._give_up)
+            patience.daemon = True
+            patience.start()
             try:
                 self.transport.global_request("keepalive@openssh.com", wait=True)
             except (SSHException, EOFError, OSError):
                 return False
             finally:
-                self._asked = None
+                patience.cancel()
         return bool(self.transport.is_active())
 
     def stop(self) -> None:
         """Ask no more."""
         self._end.set()
+
+    def _give_up(self) -> None:
+        self.dead = True
+        self.transport.close()
 
     def _beat(self) -> None:
         while not self._end.wait(_ALIVE_EVERY) and self.transport.is_active():
@@ -121,7 +133,7 @@ class Pulse:
 class _ChannelPipe:
     """A paramiko channel as a pump's Pipe."""
 
-    def __init__(self, channel: Any, pulse: Pulse, broken: Any) -> None:
+    def __init__(self, channel: Any, pulse: Pulse, broken: Callable[[], Unreachable]) -> None:
         self._channel = channel
         self._pulse = pulse
         self._broken = broken
@@ -148,14 +160,8 @@ class _ChannelPipe:
         if rc >= 0:
             return rc
         if not self._pulse.ask():
-            raise self._broken("the connection broke before the command ended")
+            raise self._broken()
         return 255  # ended by a signal, which paramiko does not hand on
-
-    def check_alive(self) -> None:
-        silent = self._pulse.silent_for()
-        if silent > _DEAD_AFTER:
-            self._pulse.transport.close()
-            raise self._broken(f"the host has not answered for {silent:.0f} s")
 
     def kill(self) -> None:
         self._channel.close()

@@ -96,9 +96,6 @@ class _LocalPipe:
             raise TimeoutError from None
         return 128 - rc if rc < 0 else rc
 
-    def check_alive(self) -> None:
-        """A child's pipes cannot break unseen."""
-
     def kill(self) -> None:
         if self._child.poll() is None:
             with contextlib.suppress(ProcessLookupError):

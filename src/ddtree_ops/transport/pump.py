@@ -33,10 +33,6 @@ class Pipe(Protocol):
         """Return the exit status. Raises OpsError if the line broke before the command ended."""
         ...
 
-    def check_alive(self) -> None:
-        """Raises OpsError if the line is known to be dead."""
-        ...
-
     def kill(self) -> None: ...
 
 
@@ -122,7 +118,6 @@ class PumpedStream:
         now = time.monotonic()
         if self._input_error is not None:
             raise self._input_error
-        self._pipe.check_alive()
         if self._end is not None and now > self._end:
             raise self._late(f"did not end within {self._limit:g} s")
         if self._idle is not None and now - self._moved > self._idle:
