@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Lay the stand-in into a directory tree as the virtual environment /opt/standin, with what the product's checks read there.
+"""Lay the stand-in into a directory tree as the virtual environment /opt/standin, with what checks read there.
 
     install.py ROOT [--torch-cuda 13.0] [--kernel-cuda 13.0] [--python 3.11]
 
@@ -47,14 +47,27 @@ def install(root: str, torch_cuda: str = "13.0", kernel_cuda: str = "13.0", pyth
     site = os.path.join(home, "lib", "python" + python, "site-packages")
     os.makedirs(site)
     os.makedirs(os.path.join(home, "bin"))
-    _write(os.path.join(home, "pyvenv.cfg"), f"home = /usr/bin\ninclude-system-site-packages = false\nversion = {python}.2\n")
+    _write(
+        os.path.join(home, "pyvenv.cfg"),
+        f"home = /usr/bin\ninclude-system-site-packages = false\nversion = {python}.2\n",
+    )
     os.symlink("/usr/bin/python3", os.path.join(home, "bin", "python3"))
     os.symlink("python3", os.path.join(home, "bin", "python"))
     script = os.path.join(home, "bin", "sglang")
     _write(script, f"#!/{PREFIX}/bin/python3\nfrom sglang.cli.main import main\n\nmain()\n")
     os.chmod(script, 0o755)
-    shutil.copytree(os.path.join(HERE, "sglang"), os.path.join(site, "sglang"), ignore=shutil.ignore_patterns("__pycache__"))
-    _dist(site, "sglang", "0.5.11", ["sglang"], {"entry_points.txt": "[console_scripts]\nsglang = sglang.cli.main:main\n"})
+    shutil.copytree(
+        os.path.join(HERE, "sglang"),
+        os.path.join(site, "sglang"),
+        ignore=shutil.ignore_patterns("__pycache__"),
+    )
+    _dist(
+        site,
+        "sglang",
+        "0.5.11",
+        ["sglang"],
+        {"entry_points.txt": "[console_scripts]\nsglang = sglang.cli.main:main\n"},
+    )
     tag = "+cu" + torch_cuda.replace(".", "")
     version = f"__version__ = '2.11.0{tag}'\ncuda = '{torch_cuda}'\nhip = None\n"
     _write(os.path.join(site, "torch", "version.py"), version)
@@ -64,7 +77,11 @@ def install(root: str, torch_cuda: str = "13.0", kernel_cuda: str = "13.0", pyth
     library = os.path.join(site, "sgl_kernel", "sm90", "common_ops.abi3.so")
     os.makedirs(os.path.dirname(library))
     with open(library, "wb") as stream:
-        stream.write(shared_object(["libcudart.so." + kernel_cuda.split(".")[0], "libtorch.so", "libc10.so", "libc.so.6"]))
+        stream.write(
+            shared_object(
+                ["libcudart.so." + kernel_cuda.split(".")[0], "libtorch.so", "libc10.so", "libc.so.6"]
+            )
+        )
     _dist(site, "sglang_kernel", "0.4.2+cu" + kernel_cuda.replace(".", ""), ["sgl_kernel"], {})
     for name, config in MODELS.items():
         text = json.dumps({"vocab_size": 512, "max_position_embeddings": 4096, **config}, indent=1)
@@ -90,7 +107,12 @@ def _dist(site: str, name: str, version: str, packages: List[str], extra: Dict[s
     }
     for file, text in files.items():
         _write(os.path.join(site, info, file), text)
-    paths = [os.path.join(at, file) for top in (*packages, info) for at, _, names in os.walk(os.path.join(site, top)) for file in names]
+    paths = [
+        os.path.join(at, file)
+        for top in (*packages, info)
+        for at, _, names in os.walk(os.path.join(site, top))
+        for file in names
+    ]
     rows = []
     for path in sorted(paths):
         with open(path, "rb") as stream:
@@ -132,7 +154,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Install the SGLang stand-in as ROOT/opt/standin.")
     parser.add_argument("root")
     parser.add_argument("--torch-cuda", default="13.0", help="CUDA version that torch/version.py states")
-    parser.add_argument("--kernel-cuda", default="13.0", help="CUDA version that the kernel wheel was built for")
+    parser.add_argument(
+        "--kernel-cuda", default="13.0", help="CUDA version that the kernel wheel was built for"
+    )
     parser.add_argument("--python", default="3.11", help="the guest's Python, major.minor")
     args = parser.parse_args()
     if not os.path.isdir(args.root):

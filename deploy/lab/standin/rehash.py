@@ -10,10 +10,17 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 
 def pre_images(series: str) -> "dict[str, str]":
     """Path relative to the package -> sha256, for every file that the series' patches change."""
-    names = [line.strip() for line in open(os.path.join(HERE, series, "series")) if not line.startswith("#")]
-    texts = [open(os.path.join(HERE, series, name), encoding="utf-8").read() for name in names if name]
+    names = [
+        line for line in _read(series, "series").decode().split("\n") if line and not line.startswith("#")
+    ]
+    texts = [_read(series, name).decode() for name in names]
     paths = sorted({path for text in texts for path in re.findall(r"^--- a/(\S+)", text, re.M)})
-    return {path: hashlib.sha256(open(os.path.join(HERE, "sglang", path), "rb").read()).hexdigest() for path in paths}
+    return {path: hashlib.sha256(_read("sglang", path)).hexdigest() for path in paths}
+
+
+def _read(*path: str) -> bytes:
+    with open(os.path.join(HERE, *path), "rb") as stream:
+        return stream.read()
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A stand-in for SGLang 0.5.11: same command line, log, endpoints and stop behaviour, no model. For the lab and tests only."""
+"""A stand-in for SGLang 0.5.11: same command line, log, endpoints and stop behaviour; no model."""
 
 from sglang.version import __version__
 

@@ -26,13 +26,44 @@ RANKED = {
     "cuda_graph_passes_total": "counter",
     "realtime_tokens_total": "counter",
 }
-RANKED_GAUGES = """num_retracted_reqs num_paused_reqs max_total_num_tokens engine_startup_time engine_load_weights_time
-page_size num_pages context_len startup_available_gpu_memory_gb num_running_reqs num_queue_reqs num_grammar_queue_reqs
-gen_throughput cache_hit_rate decode_sum_seq_lens token_usage full_token_usage swa_token_usage mamba_usage
-num_used_tokens kv_available_tokens kv_evictable_tokens kv_used_tokens spec_accept_length spec_accept_rate
-num_prefill_prealloc_queue_reqs num_prefill_inflight_queue_reqs num_decode_prealloc_queue_reqs
-num_decode_transfer_queue_reqs pending_prealloc_token_usage utilization new_token_ratio is_cuda_graph
-num_unique_running_routing_keys routing_key_running_req_count routing_key_all_req_count""".split()
+RANKED_GAUGES = [
+    "num_retracted_reqs",
+    "num_paused_reqs",
+    "max_total_num_tokens",
+    "engine_startup_time",
+    "engine_load_weights_time",
+    "page_size",
+    "num_pages",
+    "context_len",
+    "startup_available_gpu_memory_gb",
+    "num_running_reqs",
+    "num_queue_reqs",
+    "num_grammar_queue_reqs",
+    "gen_throughput",
+    "cache_hit_rate",
+    "decode_sum_seq_lens",
+    "token_usage",
+    "full_token_usage",
+    "swa_token_usage",
+    "mamba_usage",
+    "num_used_tokens",
+    "kv_available_tokens",
+    "kv_evictable_tokens",
+    "kv_used_tokens",
+    "spec_accept_length",
+    "spec_accept_rate",
+    "num_prefill_prealloc_queue_reqs",
+    "num_prefill_inflight_queue_reqs",
+    "num_decode_prealloc_queue_reqs",
+    "num_decode_transfer_queue_reqs",
+    "pending_prealloc_token_usage",
+    "utilization",
+    "new_token_ratio",
+    "is_cuda_graph",
+    "num_unique_running_routing_keys",
+    "routing_key_running_req_count",
+    "routing_key_all_req_count",
+]
 
 
 def exposition(manager: Any, info: Dict[str, Any]) -> str:
@@ -56,7 +87,12 @@ def exposition(manager: Any, info: Dict[str, Any]) -> str:
     served = f'engine_type="unified",model_name="{manager.args.served_model_name}"'
     ranked = served + ',moe_ep_rank="0",pp_rank="0",tp_rank="0"'
     lines: List[str] = []
-    for kinds, labels in ((BARE, ""), (GLOBAL, served), (RANKED, ranked), (dict.fromkeys(RANKED_GAUGES, "gauge"), ranked)):
+    for kinds, labels in (
+        (BARE, ""),
+        (GLOBAL, served),
+        (RANKED, ranked),
+        (dict.fromkeys(RANKED_GAUGES, "gauge"), ranked),
+    ):
         for name, kind in kinds.items():
             lines += _metric("sglang:" + name, kind, labels, float(values.get(name, 0)))
     return "\n".join(lines) + "\n"
@@ -68,4 +104,9 @@ def _metric(name: str, kind: str, labels: str, value: float) -> List[str]:
     if kind != "histogram":
         return [*head, f"{name}{braces} {value}"]
     bucket = f'{{{labels}{"," if labels else ""}le="+Inf"}}'
-    return [*head, f"{name}_sum{braces} 0.0", f"{name}_bucket{bucket} {value}", f"{name}_count{braces} {value}"]
+    return [
+        *head,
+        f"{name}_sum{braces} 0.0",
+        f"{name}_bucket{bucket} {value}",
+        f"{name}_count{braces} {value}",
+    ]

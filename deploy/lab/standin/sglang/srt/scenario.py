@@ -1,6 +1,6 @@
 """What goes wrong, and when: the rules of the JSON file that $STANDIN_SCENARIO names, read at each start.
 
-No variable or no such file: healthy and fast. The file is a list of rules; every rule whose `when` holds applies, in order:
+No variable or no such file: healthy and fast. The file is a list of rules; all whose `when` holds apply, in order:
 
     [{"when": {"algorithm": "DDTREE"}, "then": {"hang": "weights"}}]
 
@@ -15,7 +15,8 @@ Phases, in order: "import" (main process, before the arguments are logged), "spa
     "raise":  {PHASE: [traceback lines]}    the process fails as the engine does after an exception
     "exit":   {PHASE: code or "SIGNAME"}    the process ends without a word; 0 is a code
     "exit_main": {PHASE: code or "SIGNAME"} the main process ends so, whichever process is in PHASE
-    "die_after": {"seconds": s, "process": "main" | "scheduler" | "detokenizer", "signal": "SIGKILL"}   counted from ready
+    "die_after": {"seconds": s, "process": "main" | "scheduler" | "detokenizer", "signal": "SIGKILL"}
+                                            (seconds after ready)
     "generate": "hang" | "error" | "garbage"  what clients get (health stays 200); "garbage" commits one wrong token
     "garbage_at": n                         output position of that token (default 0)
     "step_seconds": s                       time of one verify step (default 0)
@@ -34,7 +35,16 @@ from typing import Any, Dict, List, Optional
 
 PHASES = ("import", "spawn", "weights", "graphs", "serve", "ready")
 BY_PHASE = ("delay", "log", "slow", "raise", "exit", "exit_main")
-OTHERS = ("hang", "die_after", "generate", "garbage_at", "step_seconds", "server_info", "capacity", "ignore_sigterm")
+OTHERS = (
+    "hang",
+    "die_after",
+    "generate",
+    "garbage_at",
+    "step_seconds",
+    "server_info",
+    "capacity",
+    "ignore_sigterm",
+)
 PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 
@@ -82,10 +92,11 @@ def say(lines: List[str]) -> None:
 
 def _burn(phase: str, seconds: float) -> None:
     end = time.monotonic() + seconds
-    total = max(1, int(seconds / 0.2))
+    total = max(1, round(seconds / 0.2))
     for done in range(total):
         name = "Capturing batches" if phase == "graphs" else "Multi-thread loading shards"
-        say([f"{name}: {100 * done // total:3d}% Completed | {done}/{total} [00:{int(done / 5):02d}<00:00,  5.00it/s]"])
+        clock = f"00:{done // 5:02d}<00:{(total - done) // 5:02d}"
+        say([f"{name}: {100 * done // total:3d}% Completed | {done}/{total} [{clock},  5.00it/s]"])
         tick = min(end, time.monotonic() + 0.2)
         while time.monotonic() < tick:
             sum(range(1000))
@@ -133,7 +144,13 @@ def _problem(rule: Any) -> str:
         for phase in phases:
             if phase not in PHASES:
                 return f"{kind}: unknown phase {phase!r}; known: {', '.join(PHASES)}."
-        ends = list(value.values()) if kind in ("exit", "exit_main") else [value.get("signal")] if kind == "die_after" else []
+        ends = (
+            list(value.values())
+            if kind in ("exit", "exit_main")
+            else [value.get("signal")]
+            if kind == "die_after"
+            else []
+        )
         for end in ends:
             if not (isinstance(end, int) or end in signal.Signals.__members__):
                 return f"{kind}: {end!r} is neither an exit code nor a signal name."
@@ -143,5 +160,6 @@ def _problem(rule: Any) -> str:
 def _holds(when: Dict[str, Any], args: Any) -> bool:
     facts = dict(vars(args), algorithm=args.speculative_algorithm)
     return all(
-        fnmatch.fnmatch(PACKAGE, value) if key == "package" else facts.get(key) == value for key, value in when.items()
+        fnmatch.fnmatch(PACKAGE, value) if key == "package" else facts.get(key) == value
+        for key, value in when.items()
     )

@@ -27,7 +27,13 @@ def _size(text: str) -> int:
     return int(float(text[:-1]) * units[text[-1]]) if text[-1:] in units else int(text)
 
 
-TYPES: Dict[str, Callable[[str], Any]] = {"int": int, "float": float, "str": str, "json": json.loads, "size": _size}
+TYPES: Dict[str, Callable[[str], Any]] = {
+    "int": int,
+    "float": float,
+    "str": str,
+    "json": json.loads,
+    "size": _size,
+}
 
 
 class ServerArgs:
@@ -77,8 +83,14 @@ class ServerArgs:
             self.speculative_algorithm = "EAGLE" if algorithm == "NEXTN" else algorithm
             return
         if self.speculative_draft_model_path is None:
-            raise ValueError(f"{algorithm} speculative decoding requires setting --speculative-draft-model-path.")
-        if is_hybrid(config) and not self.disable_radix_cache and self.mamba_scheduler_strategy != "extra_buffer":
+            raise ValueError(
+                f"{algorithm} speculative decoding requires setting --speculative-draft-model-path."
+            )
+        if (
+            is_hybrid(config)
+            and not self.disable_radix_cache
+            and self.mamba_scheduler_strategy != "extra_buffer"
+        ):
             raise ValueError(f"{algorithm} on a hybrid model needs --disable-radix-cache under no_buffer.")
         logger.warning(
             "Overlap scheduler is disabled when using %s speculative decoding (spec v2 is not supported yet).",
@@ -90,7 +102,7 @@ class ServerArgs:
 
 def is_hybrid(config: Dict[str, Any]) -> bool:
     """A model with recurrent layers beside attention (its config names the spacing of the full ones)."""
-    return "full_attention_interval" in config or "layer_types" in config and "linear_attention" in config["layer_types"]
+    return "full_attention_interval" in config or "linear_attention" in config.get("layer_types", [])
 
 
 def read_model_config(path: str) -> Dict[str, Any]:
@@ -125,12 +137,14 @@ def add_cli_args(parser: argparse.ArgumentParser) -> None:
 
 
 def prepare_server_args(argv: List[str]) -> ServerArgs:
-    """Parse as the engine does: SystemExit 2 with argparse's words for a bad flag, ValueError/OSError for bad values."""
+    """Parse as the engine does: SystemExit 2 with argparse's words for a flag, ValueError or OSError for a value."""
     parser = argparse.ArgumentParser(prog="sglang serve")
     add_cli_args(parser)
     values = vars(parser.parse_args(argv))
     configure_logging(values["log_level"])
-    return ServerArgs({SHORT_NAMES.get(name, name): value for name, value in values.items() if name != "config"})
+    return ServerArgs(
+        {SHORT_NAMES.get(name, name): value for name, value in values.items() if name != "config"}
+    )
 
 
 def configure_logging(level: str, prefix: str = "") -> None:

@@ -39,7 +39,9 @@ class Handler(BaseHTTPRequestHandler):
         path = self.path.partition("?")[0]
         if path in DEPRECATED:
             new = DEPRECATED[path]
-            logger.warning(f"Endpoint '{path}' is deprecated and will be removed in a future version. Use '{new}' instead.")
+            logger.warning(
+                f"Endpoint '{path}' is deprecated and will be removed in a future version. Use '{new}' instead."
+            )
         routes = {
             "/health": self._health,
             "/health_generate": self._health,
@@ -70,7 +72,9 @@ class Handler(BaseHTTPRequestHandler):
             try:
                 body = json.loads(raw)
             except ValueError:
-                raise Refused(400, {"object": "error", "message": "1 validation error", "code": 400}) from None
+                raise Refused(
+                    400, {"object": "error", "message": "1 validation error", "code": 400}
+                ) from None
             self._misbehave()
             (self._generate if self.path == "/generate" else self._chat)(body)
         except Refused as refused:
@@ -137,23 +141,42 @@ class Handler(BaseHTTPRequestHandler):
         arguments = dict(vars(manager.args), **manager.scenario.get("server_info", {}))
         state = {
             "last_gen_throughput": 0.0,
-            "memory_usage": {"weight": 0.05, "kvcache": 0.06, "token_capacity": info["max_total_num_tokens"], "graph": 0},
+            "memory_usage": {
+                "weight": 0.05,
+                "kvcache": 0.06,
+                "token_capacity": info["max_total_num_tokens"],
+                "graph": 0,
+            },
             "effective_max_running_requests_per_dp": self.server.info["max_running_requests"],
         }
         if manager.args.speculative_algorithm and manager.counts["steps"]:
             state["avg_spec_accept_length"] = 2.0
-        self._send(200, {**arguments, **info, "internal_states": [{**arguments, **state}], "version": __version__})
+        self._send(
+            200, {**arguments, **info, "internal_states": [{**arguments, **state}], "version": __version__}
+        )
 
     def _models(self) -> None:
         manager = self.server.manager
         name = manager.args.served_model_name
-        card = {"id": name, "object": "model", "created": int(time.time()), "owned_by": "sglang", "root": name}
+        card = {
+            "id": name,
+            "object": "model",
+            "created": int(time.time()),
+            "owned_by": "sglang",
+            "root": name,
+        }
         card.update(parent=None, max_model_len=self.server.info["info"]["max_req_input_len"] + 6)
         self._send(200, {"object": "list", "data": [card]})
 
     def _loads(self) -> None:
         running = len(self.server.manager.in_flight)
-        load = {"dp_rank": None, "num_reqs": running, "num_waiting_reqs": 0, "num_tokens": 0, "num_pending_tokens": 0}
+        load = {
+            "dp_rank": None,
+            "num_reqs": running,
+            "num_waiting_reqs": 0,
+            "num_tokens": 0,
+            "num_pending_tokens": 0,
+        }
         self._send(200, [dict(load, ts_tic=time.perf_counter())])
 
     def _metrics(self) -> None:
@@ -182,7 +205,9 @@ class Handler(BaseHTTPRequestHandler):
         (reply,) = self.server.manager.generate(ids, wanted, False)
         return self._shape(ids, reply, started, body)
 
-    def _shape(self, ids: List[int], reply: Dict[str, Any], started: float, body: Dict[str, Any]) -> Dict[str, Any]:
+    def _shape(
+        self, ids: List[int], reply: Dict[str, Any], started: float, body: Dict[str, Any]
+    ) -> Dict[str, Any]:
         count, now = len(reply["output_ids"]), time.time()
         meta: Dict[str, Any] = {
             "id": reply["rid"],
@@ -211,8 +236,14 @@ class Handler(BaseHTTPRequestHandler):
             accepted = count - 1 - steps
             meta.update(spec_accept_rate=accepted / (3 * steps), spec_accept_length=count / steps)
             meta.update(spec_accepted_drafts=accepted, spec_proposed_drafts=3 * steps, spec_verify_ct=steps)
-        meta.update(request_received_ts=started, api_server_dispatch_finish_ts=started, request_finished_ts=now)
-        meta.update(inference_time=now, decode_throughput=count / max(now - started, 1e-6), response_sent_to_client_ts=now)
+        meta.update(
+            request_received_ts=started, api_server_dispatch_finish_ts=started, request_finished_ts=now
+        )
+        meta.update(
+            inference_time=now,
+            decode_throughput=count / max(now - started, 1e-6),
+            response_sent_to_client_ts=now,
+        )
         return {"text": reply["text"], "output_ids": reply["output_ids"], "meta_info": meta}
 
     def _stream(self, ids: List[int], body: Dict[str, Any]) -> None:
@@ -236,12 +267,28 @@ class Handler(BaseHTTPRequestHandler):
         ids = _ids(text or "\n")
         wanted = body.get("max_completion_tokens") or body.get("max_tokens") or 128
         (reply,) = self.server.manager.generate(ids, wanted, False)
-        message = {"role": "assistant", "content": reply["text"], "reasoning_content": None, "tool_calls": None}
-        choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": "length", "matched_stop": None}
+        message = {
+            "role": "assistant",
+            "content": reply["text"],
+            "reasoning_content": None,
+            "tool_calls": None,
+        }
+        choice = {
+            "index": 0,
+            "message": message,
+            "logprobs": None,
+            "finish_reason": "length",
+            "matched_stop": None,
+        }
         usage: Dict[str, Optional[int]] = {"prompt_tokens": len(ids), "total_tokens": len(ids) + wanted}
         usage.update(completion_tokens=wanted, prompt_tokens_details=None, reasoning_tokens=0)
         answer = {"id": uuid.uuid4().hex, "object": "chat.completion", "created": int(time.time())}
-        shape = {"model": body.get("model"), "choices": [choice], "usage": usage, "metadata": {"weight_version": "default"}}
+        shape = {
+            "model": body.get("model"),
+            "choices": [choice],
+            "usage": usage,
+            "metadata": {"weight_version": "default"},
+        }
         self._send(200, {**answer, **shape})
 
 

@@ -38,7 +38,7 @@ class Server(ThreadingHTTPServer):
 
 
 def launch_server(args: ServerArgs) -> None:
-    """Serve until a signal ends it. SIGINT returns (status 0), a taken port exits 3, all else ends by SIGKILL of itself."""
+    """Serve until a signal ends it: SIGINT returns (status 0), a taken port exits 3, all else is SIGKILL of itself."""
     scenario = load_scenario(args)
     logger.info(f"server_args={args!r}")
     manager = TokenizerManager(args, scenario)
@@ -58,12 +58,14 @@ def _serve(manager: TokenizerManager, scenario: Scenario, info: Dict[str, Any]) 
     logger.info(f"INFO:     Started server process [{os.getpid()}]")
     logger.info("INFO:     Waiting for application startup.")
     logger.info("Using fallback token IDs for yes/no (9693/2152)")
-    warm_up = threading.Thread(target=_warm_up, args=(manager, scenario), daemon=True)
+    bound = threading.Event()
+    warm_up = threading.Thread(target=_warm_up, args=(manager, scenario, bound), daemon=True)
     warm_up.start()
     logger.info("INFO:     Application startup complete.")
-    server = _listen(manager, info, warm_up)
+    server = _listen(manager, info, warm_up, bound)
     threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
     logger.info(f"INFO:     Uvicorn running on {manager.args.url()} (Press CTRL+C to quit)")
+    bound.set()
     while not wanted:
         time.sleep(0.05)
     if signal.SIGTERM in wanted:
@@ -76,14 +78,19 @@ def _serve(manager: TokenizerManager, scenario: Scenario, info: Dict[str, Any]) 
     logger.info(f"INFO:     Finished server process [{os.getpid()}]")
 
 
-def _listen(manager: TokenizerManager, info: Dict[str, Any], warm_up: threading.Thread) -> Server:
+def _listen(
+    manager: TokenizerManager, info: Dict[str, Any], warm_up: threading.Thread, bound: threading.Event
+) -> Server:
     try:
         return Server(manager, info)
     except OSError as error:
         where = (manager.args.host, manager.args.port)
-        logger.error(f"ERROR:    [Errno {error.errno}] error while attempting to bind on address {where}: {_lower(error)}")
+        logger.error(
+            f"ERROR:    [Errno {error.errno}] error while attempting to bind on address {where}: {_lower(error)}"
+        )
         logger.info("INFO:     Waiting for application shutdown.")
         # The engine's own trap: its warm-up is answered by whoever holds the port, so it says that it is ready.
+        bound.set()
         warm_up.join(15)
         logger.info("INFO:     Application shutdown complete.")
         raise SystemExit(STARTUP_FAILURE) from None
@@ -93,12 +100,15 @@ def _lower(error: OSError) -> str:
     return (error.strerror or str(error)).lower()
 
 
-def _warm_up(manager: TokenizerManager, scenario: Scenario) -> None:
+def _warm_up(manager: TokenizerManager, scenario: Scenario, bound: threading.Event) -> None:
+    bound.wait()
     scenario.reach("serve")
     if not manager.args.skip_server_warmup:
         sampling = {"temperature": 0, "max_new_tokens": 8}
         _ask(manager.args, "/model_info", None)
-        _ask(manager.args, "/generate", {"sampling_params": sampling, "text": "The capital city of France is"})
+        _ask(
+            manager.args, "/generate", {"sampling_params": sampling, "text": "The capital city of France is"}
+        )
     manager.status = "Up"
     logger.info("The server is fired up and ready to roll!")
     scenario.reach("ready")
@@ -116,7 +126,9 @@ def _ask(args: ServerArgs, path: str, body: Optional[Dict[str, Any]]) -> None:
     data = None if body is None else json.dumps(body).encode()
     for attempt in range(120):
         try:
-            urllib.request.urlopen(urllib.request.Request(args.url() + path, data, headers), timeout=600).read()
+            urllib.request.urlopen(
+                urllib.request.Request(args.url() + path, data, headers), timeout=600
+            ).read()
             return
         except OSError:
             time.sleep(0.05 if attempt < 20 else 1)

@@ -73,13 +73,19 @@ class Scheduler:
                 f"Initialized {name} draft runner. attention_backend={backend}, model=DFlashDraftModel, "
                 "block_size=4, draft_window_size=None, compact_cache=False"
             )
-            logger.info(f"{name} draft runner ready. mask_token=<|MASK|>, mask_token_id=511, mask_token_id_override=511")
+            logger.info(
+                f"{name} draft runner ready. mask_token=<|MASK|>, mask_token_id=511, mask_token_id_override=511"
+            )
         logger.info(
             f"max_total_num_tokens={self.tokens}, chunked_prefill_size={self.args.chunked_prefill_size}, "
             f"max_prefill_tokens={self.args.max_prefill_tokens}, max_running_requests={self.max_running}, "
             f"context_len={self.context_len}, available_{self._memory()}_mem=130.38 GB"
         )
-        info = {"status": "ready", "max_total_num_tokens": self.tokens, "max_req_input_len": self.context_len - 6}
+        info = {
+            "status": "ready",
+            "max_total_num_tokens": self.tokens,
+            "max_req_input_len": self.context_len - 6,
+        }
         return {"info": info, "max_running_requests": self.max_running}
 
     def _memory(self) -> str:
@@ -101,7 +107,9 @@ class Scheduler:
             logger.info("Capture cuda graph bs [1, 2, 4, 8]")
             if not draft:
                 self.scenario.reach("graphs", self.main_pid)
-            logger.info("Capture cuda graph end. Time elapsed: 0.01 s. mem usage=0.21 GB. avail mem=130.40 GB.")
+            logger.info(
+                "Capture cuda graph end. Time elapsed: 0.01 s. mem usage=0.21 GB. avail mem=130.40 GB."
+            )
         elif not draft:
             self.scenario.reach("graphs", self.main_pid)
 
@@ -139,7 +147,9 @@ class Scheduler:
         self.steps += 1
         if self.args.block_draft and not self.said_verify:
             self.said_verify = True
-            logger.info(f"{self.args.speculative_algorithm} verify completed. num_accepted_drafts_per_req=[1]")
+            logger.info(
+                f"{self.args.speculative_algorithm} verify completed. num_accepted_drafts_per_req=[1]"
+            )
         if self.steps % 40 == 0:
             spec = "accept len: 2.00, accept rate: 0.33, " if self.args.speculative_algorithm else ""
             logger.info(
@@ -148,11 +158,22 @@ class Scheduler:
             )
 
     def _reply(self, request: Request) -> Dict[str, Any]:
-        return {"rid": request.rid, "output_ids": list(request.output), "steps": request.steps, "done": request.finished}
+        return {
+            "rid": request.rid,
+            "output_ids": list(request.output),
+            "steps": request.steps,
+            "done": request.finished,
+        }
 
 
 def run_scheduler_process(
-    args: ServerArgs, scenario: Scenario, rank: int, main_pid: int, ready: Connection, inbox: Connection, outbox: Connection
+    args: ServerArgs,
+    scenario: Scenario,
+    rank: int,
+    main_pid: int,
+    ready: Connection,
+    inbox: Connection,
+    outbox: Connection,
 ) -> None:
     """Target of the spawned process. `ready` gets one dict; a failure is told to the main process by SIGQUIT."""
     suffix = f"_TP{rank}" if args.tp_size > 1 else ""

@@ -113,12 +113,20 @@ class TokenizerManager:
         except (EOFError, OSError):
             return
 
-    def generate(self, input_ids: List[int], max_new_tokens: int, stream: bool, health: bool = False) -> Iterator[Any]:
+    def generate(
+        self, input_ids: List[int], max_new_tokens: int, stream: bool, health: bool = False
+    ) -> Iterator[Any]:
         """Replies of one request: cumulative ones when streaming, else only the last."""
         rid = ("HEALTH_CHECK_" if health else "") + uuid.uuid4().hex
         replies: "queue.Queue[Dict[str, Any]]" = queue.Queue()
         self.in_flight[rid] = replies
-        message = {"rid": rid, "input_ids": input_ids, "max_new_tokens": max_new_tokens, "stream": stream, "health": health}
+        message = {
+            "rid": rid,
+            "input_ids": input_ids,
+            "max_new_tokens": max_new_tokens,
+            "stream": stream,
+            "health": health,
+        }
         try:
             with self.lock:
                 self.to_scheduler.send(message)
@@ -132,7 +140,12 @@ class TokenizerManager:
             self.in_flight.pop(rid, None)
 
     def _count(self, input_ids: List[int], reply: Dict[str, Any]) -> None:
-        added = {"requests": 1, "prompt": len(input_ids), "generated": len(reply["output_ids"]), "steps": reply["steps"]}
+        added = {
+            "requests": 1,
+            "prompt": len(input_ids),
+            "generated": len(reply["output_ids"]),
+            "steps": reply["steps"],
+        }
         with self.lock:
             self.counts = {name: count + added[name] for name, count in self.counts.items()}
 
