@@ -57,6 +57,8 @@ def _flags(spec: HostSpec) -> list[str]:
         # What a CPU needs, and the only backend name that DFLASH lets through to the test-only plugin.
         "--device cpu --attention-backend triton --disable-cuda-graph",
         "--dtype bfloat16 --max-total-tokens 4096 --max-running-requests 8",
+        # Left to itself the engine computes a negative fraction on a machine of 24 GiB, and dies.
+        "--mem-fraction-static 0.5",
         "--grammar-backend none --skip-server-warmup",
         *([f"--tp {spec.tp}"] if spec.tp > 1 else []),
         *(part.format(draft=draft) for part in SPECULATION[spec.baseline]),

@@ -33,7 +33,12 @@ def parents() -> list[Path]:
 
 
 def sweep(top: Path) -> None:
-    """Remove an empty cgroup tree; processes that are just dying get a second."""
+    """Remove a cgroup tree whose processes are dying; each directory gets a second.
+
+    A frozen process of the v1 freezer cannot die, so it is thawed first.
+    """
+    for state in top.glob("*/freezer.state"):
+        state.write_text("THAWED")
     for directory, _, _ in os.walk(top, topdown=False):
         for _ in range(50):
             try:

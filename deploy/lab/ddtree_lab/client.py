@@ -7,6 +7,7 @@ import hashlib
 import http.client
 import json
 import os
+import select
 import shutil
 import signal
 import socket
@@ -27,6 +28,7 @@ from .spec import HostSpec
 from .state import SOURCES, State, own_directory, write_atomically
 
 START_LIMIT_S = 30
+END_LIMIT_S = 10
 
 
 def _quiet(_: str) -> None:
@@ -77,7 +79,7 @@ class Lab:
             if self.alive:
                 gone = os.pidfd_open(self.pid)
                 self.call("down")
-                _wait_readable(gone, 10)
+                _wait_end(gone)
             self._sweep()
 
     def add(self, spec: HostSpec) -> float:
@@ -187,16 +189,12 @@ class Lab:
         """SIGKILL the supervisor, for tests of what that leaves behind."""
         gone = os.pidfd_open(self.pid)
         os.kill(self.pid, signal.SIGKILL)
-        _wait_readable(gone, 10)
+        _wait_end(gone)
 
 
-def _wait_readable(pidfd: int, limit_s: float) -> None:
-    import select
-
-    try:
-        select.select([pidfd], [], [], limit_s)
-    finally:
-        os.close(pidfd)
+def _wait_end(pidfd: int) -> None:
+    select.select([pidfd], [], [], END_LIMIT_S)
+    os.close(pidfd)
 
 
 class LabHost:
@@ -224,6 +222,23 @@ class LabHost:
         words = ["sh", "-c", command] if isinstance(command, str) else command
         status, said = self.lab.call("exec", host=self.name, command=words, timeout=timeout)
         return int(status), str(said)
+
+    def boot_id(self) -> str:
+        """Different after every boot; empty while the host is down or between two boots."""
+        try:
+            status, said = self.exec(["cat", "/proc/sys/kernel/random/boot_id"], 10)
+        except LabProblem:
+            return ""
+        return said.strip() if status == 0 else ""
+
+    def wait_boot(self, before: str, limit_s: float = 60) -> None:
+        """Wait until the host runs under another boot_id than `before` and answers over SSH."""
+        until = time.monotonic() + limit_s
+        while time.monotonic() < until:
+            if self.boot_id() not in ("", before) and self.ssh("true", 10)[0] == 0:
+                return
+            time.sleep(0.05)
+        raise LabProblem(f"{self.name} did not boot again in {limit_s:g} s")
 
     def check(self, command: str | list[str], timeout: float = 60) -> str:
         """Run inside as `exec` and return what it said; raises LabProblem where it fails."""

@@ -9,6 +9,7 @@ import subprocess
 import threading
 import time
 import uuid
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -99,6 +100,7 @@ class Host:
         refuse_own_root(self.root, self._roots)
         if not os.path.ismount(self.root):
             raise LabProblem(f"{self.root} is not the overlay of {self.name}, and the lab boots nothing else")
+        self.port.power(True)
         began = time.monotonic()
         with open(self.dir / "console.log", "ab") as console:
             self._nspawn = subprocess.Popen(
@@ -148,9 +150,9 @@ class Host:
         while time.monotonic() - began < BOOT_LIMIT_S:
             if nspawn.poll() is not None:
                 raise LabProblem(f"{self.name} did not boot (exit {nspawn.returncode}): {self._last_words()}")
-            if self._leader is None:
+            if self._banner():
+                # Not earlier: nspawn's first child is a helper that makes the one which stays.
                 self._leader = self._find_leader(nspawn)
-            if self._leader is not None and self._banner():
                 return
             time.sleep(0.02)
         raise LabProblem(f"{self.name} gave no SSH banner in {BOOT_LIMIT_S} s: {self._last_words()}")
@@ -177,14 +179,17 @@ class Host:
         return int(children[-1]) if children else None
 
     def crash(self) -> None:
-        """Cut the power: process 1 dies by SIGKILL and the kernel kills the rest. The disk stays as it was."""
-        self._kill(self.leader)
+        """Cut the power: no packet leaves any more, all processes die by SIGKILL, the disk stays as it was."""
+        leader = self.leader
+        self.port.power(False)
+        self._kill(leader)
 
     def _kill(self, leader: int | None) -> None:
         nspawn, self._nspawn, self._leader = self._nspawn, None, None
         assert nspawn
         if leader is not None:
-            os.kill(leader, signal.SIGKILL)
+            with suppress(ProcessLookupError):  # it may be in the middle of a reboot
+                os.kill(leader, signal.SIGKILL)
         nspawn.kill()
         self.cgroups.freeze(False)  # a frozen process does not even die
         nspawn.wait()

@@ -52,6 +52,8 @@ class Port:
         self.host = host
         self.number = number
         self.address = f"{SUBNET}{number}"
+        self._whole = True
+        self._powered = True
         self._wan: subprocess.Popen[bytes] | None = None
 
     def plug(self) -> None:
@@ -68,9 +70,18 @@ class Port:
         _ip(f"-n {SWITCH} link del v{self.number}")
         _ip(f"netns del {self.host}")
 
-    def link(self, up: bool) -> None:
+    def cable(self, whole: bool) -> None:
         """Cut or mend the cable: packets are lost in silence, as when a switch dies."""
-        _ip(f"-n {SWITCH} link set v{self.number} {'up' if up else 'down'}")
+        self._whole = whole
+        self._set_link()
+
+    def power(self, on: bool) -> None:
+        """Whether the host has power: without, its connections fall silent, where a dying process would reset them."""
+        self._powered = on
+        self._set_link()
+
+    def _set_link(self) -> None:
+        _ip(f"-n {SWITCH} link set v{self.number} {'up' if self._whole and self._powered else 'down'}")
 
     def wan(self, rtt_ms: float, loss_percent: float) -> None:
         """Put a delay line between the host and the bridge, or take it out (both 0). Connections live on."""

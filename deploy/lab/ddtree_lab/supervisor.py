@@ -107,11 +107,9 @@ class Supervisor:
         return list(self._host(host).execute(command, timeout))
 
     def op_down(self) -> None:
-        """Remove all hosts and end, once the answer is out."""
-        for host in list(self.hosts.values()):
-            self._forget(host)
-        for top in self._tops:
-            cgroup.sweep(top)
+        """End, once the answer is out: the namespaces take everything with them but the cgroups."""
+        for host in self.hosts.values():
+            host.cgroups.freeze(False)
         threading.Timer(0.05, os._exit, (0,)).start()
 
     def _host(self, name: str) -> Host:
