@@ -84,13 +84,14 @@ class KeysOnly:
     def _load(self, path: Path) -> Any:
         try:
             key = PKey.from_path(path)
-        except PasswordRequiredException:
-            self.notes.append(f"{path}: encrypted and not in the agent (ssh-add {path})")
         except UnknownKeyType:
             self.notes.append(f"{path}: a kind of key that paramiko cannot read (ssh-add {path})")
         except (OSError, SSHException, ValueError, TypeError) as error:
-            # cryptography says an encrypted PEM key with TypeError.
-            self.notes.append(f"{path}: {str(error).splitlines()[0] if str(error) else type(error).__name__}")
+            why = str(error).splitlines()[0] if str(error) else type(error).__name__
+            # PasswordRequiredException, or for some formats ValueError or TypeError of the cryptography package.
+            if isinstance(error, PasswordRequiredException) or "password" in why.lower():
+                why = f"encrypted and not in the agent (ssh-add {path})"
+            self.notes.append(f"{path}: {why}")
         else:
             certificate = path.with_name(f"{path.name}-cert.pub")
             if certificate.exists():

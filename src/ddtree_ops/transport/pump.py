@@ -58,7 +58,7 @@ class PumpedStream:
         self._stop = threading.Event()
         self._input_error: BaseException | None = None
         self._err_parts: deque[bytes] = deque()
-        self._lines = self._read_lines()
+        self._lines: Iterator[bytes] = self._read_lines()
         self._writer = threading.Thread(target=self._write, args=(stdin or (),), daemon=True)
         self._err_reader = threading.Thread(target=self._read_err, daemon=True)
         self._writer.start()
@@ -77,10 +77,14 @@ class PumpedStream:
                 yield data
             self._finish()
         finally:
-            self.close()
+            self._let_go()
 
     def close(self) -> None:
-        """Stop both threads and let go of the command."""
+        """Let go of the command; what it still says is dropped."""
+        self._let_go()
+        self._lines = iter(())
+
+    def _let_go(self) -> None:
         self._stop.set()
         self._pipe.kill()
 

@@ -62,6 +62,8 @@ class Proxy:
             return None
         self._said.seek(0)
         lines = self._said.read().decode(errors="replace").strip().splitlines()
+        if rc == 0 and not lines:
+            return None  # it carried the line until the far end hung up
         return f"ProxyCommand ended with {rc}: {lines[-1] if lines else 'no message'}"
 
     def close(self) -> None:
