@@ -174,6 +174,7 @@ class Scanner:
     _open: int = 0
     _muted: bool = False
     _deadly: bool = False
+    _echo: Optional[Signature] = None
     _chained: bool = False
     _recent: Deque[str] = field(default_factory=lambda: deque(maxlen=_BEFORE))
     _after: int = 0
@@ -207,6 +208,10 @@ class Scanner:
             self._open -= 1
             if self._muted:
                 return None
+            if (
+                self._echo is not None
+            ):  # the failing warm-up's own exception is as much a consequence as its header
+                return self._evidence(line, self._echo, phase)
             return self._raised(line, signature, phase)
         return self._evidence(line, signature, phase) if signature else None
 
@@ -217,6 +222,7 @@ class Scanner:
             return
         announced = not whole.startswith(_HEADER)
         known = signature is not None and signature.role in _KILLS
+        self._echo = signature if signature is not None and signature.role == "consequence" else None
         self._deadly = known or any(_CHILD.match(line) for line in self._recent)
         self._muted = announced and not known and self._is_benign(whole)
 

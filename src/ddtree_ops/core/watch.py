@@ -195,6 +195,7 @@ class Watch:
             return []
         if self._begun is None:
             self._begun = obs.t
+        self._greet(obs)
         fresh = self._read(obs)
         self._look_at_unit(obs)
         self._look_at_port(obs)
@@ -205,6 +206,10 @@ class Watch:
             if self.verdict is None:
                 self._stall(obs, fresh)
         return self._events
+
+    def _greet(self, obs: Observation) -> None:
+        if self.phase == "process" and obs.unit is not None and obs.unit.main_pid:
+            self._pass_until("process", obs.t)
 
     # --- the log ---------------------------------------------------------------------------------------------
 
@@ -318,14 +323,13 @@ class Watch:
     # --- getting on ------------------------------------------------------------------------------------------
 
     def _advance(self, obs: Observation) -> None:
-        if self.phase == "process" and self._unit is not None and obs.unit is not None and obs.unit.main_pid:
-            self._pass_until("process", obs.t)
         probe = obs.probe
         if probe is None:
             return
         if probe.owner == "ours" and probe.health is not None:
             self._pass_until("graphs", obs.t)  # the engine opens its port last, whatever its log says
-            self._ready = self._ready or probe.health == 200
+            if probe.health == 200 and not self._ready:
+                self._ready, self._motion.stuck = True, 0.0
         if self._ready and probe.failures:
             # A dying server drops requests first: its own last words, if any come, are the better cause.
             self._trouble, self._lost_at = probe.failures[0], obs.t
