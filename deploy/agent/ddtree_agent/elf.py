@@ -15,7 +15,7 @@ def needed(path: str) -> List[str]:
     try:
         with open(path, "rb") as file:
             return _needed(file)
-    except (struct.error, IndexError):
+    except (struct.error, IndexError, KeyError, OverflowError):
         raise ValueError(f"{path}: damaged ELF file") from None
 
 

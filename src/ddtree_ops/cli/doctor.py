@@ -53,16 +53,16 @@ def doctor(
         if json:
             document({"ok": True, "hosts": shown})
         return
-    error = failures[0]
+    worst = failures[0]
     if len(failures) > 1:
         names = ", ".join(str(failure.host) for failure in failures)
-        error = PreconditionFailed(f"preflight fails on {names}", next="read the findings above")
+        worst = PreconditionFailed(f"preflight fails on {names}", next="read the findings above")
     if not json:
-        raise error
+        raise worst
     # One document on stdout: the findings belong into it beside the error.
-    document({"ok": False, "error": error.to_json(), "hosts": shown})
-    say(f"ddtree-ops: {error}")
-    raise typer.Exit(error.exit_code)
+    document({"ok": False, "error": worst.to_json(), "hosts": shown})
+    say(f"ddtree-ops: {worst}")
+    raise typer.Exit(worst.exit_code)
 
 
 def check(inventory: Inventory, host: HostConfig, record: bool) -> list[Finding]:
