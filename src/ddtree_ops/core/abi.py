@@ -28,6 +28,7 @@ def judge(abi: Abi, device: str | None, interpreter: str) -> list[Finding]:
     if abi.torch.cuda is None:
         said = f"torch {abi.torch.version} is a CPU build, and the server has no --device cpu"
         return [*found, block("cuda-build", said, _install(interpreter, "torch", "for the host's CUDA"))]
+    found.append(ok("cuda-build", f"torch {abi.torch.version} is built for CUDA {abi.torch.cuda}"))
     found += kernels(abi, abi.torch.cuda, interpreter)
     found += companions(abi, abi.torch.cuda, interpreter)
     found += flashinfer(abi, interpreter)

@@ -128,5 +128,17 @@ def _capabilities(live: Live, recorded: Mapping[str, Any]) -> Iterator[str]:
             yield f"capability {name} was {was[name]}, now it is {now}"
 
 
+def _blind(live: Live, recorded: Mapping[str, Any]) -> Iterator[str]:
+    """What is recorded and could not be seen this time."""
+    if recorded.get("engine") and not isinstance(live.engine, Engine):
+        yield f"the engine ({live.engine.why})"
+    was = recorded.get("capabilities") or {}
+    caps = live.capabilities
+    if not isinstance(caps, Capabilities):
+        yield f"capabilities ({caps.why})"
+    elif gone := [name for name in was if was[name] is not None and getattr(caps, name, None) is None]:
+        yield f"capabilities ({', '.join(gone)} not measured)"
+
+
 def _short(digest: str | None) -> str:
     return digest[:12] if digest else "absent"
