@@ -104,7 +104,7 @@ def journalctl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path
     tool = tmp_path / "bin" / "journalctl"
     tool.parent.mkdir()
     tool.write_text(
-        f'#!/bin/sh\necho "$@" >>{tmp_path}/argv\ncat {tmp_path}/entries\n[ -e {tmp_path}/once ] || sleep 60\n'
+        f'#!/bin/sh\necho "$@" >>{tmp_path}/argv\ncat {tmp_path}/entries\n[ -e {tmp_path}/once ] || exec sleep 60\n'
     )
     tool.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tool.parent}:{os.environ['PATH']}")

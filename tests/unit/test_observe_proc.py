@@ -17,7 +17,10 @@ from ddtree_agent.observe_proc import _covers, owner, tree, usage
 pytestmark = pytest.mark.tier("main")
 
 BUSY = "print('up', flush=True)\nwhile True: pass"
-LISTEN = "import socket,time; s=socket.create_server(('127.0.0.1',0)); print(s.getsockname()[1], flush=True); time.sleep(60)"
+LISTEN = (
+    "import socket, time; s = socket.create_server(('127.0.0.1', 0));"
+    "print(s.getsockname()[1], flush=True); time.sleep(60)"
+)
 
 
 @pytest.fixture

@@ -20,7 +20,6 @@ from ddtree_ops.core.watch import (
     Verdict,
     Watch,
     blame_host,
-    limits_of,
     replay,
     start,
 )
@@ -439,11 +438,6 @@ def test_progress_is_told_once_per_step() -> None:
     drive.tick(lines=text_of("nospec_cold").splitlines()[:120])
     steps = [event["text"] for event in drive.events if event["ev"] == "progress"]
     assert steps == ["0/1", "1/1", "0/4", "1/4", "4/4"]
-
-
-def test_limits_come_from_the_timeouts_of_a_host() -> None:
-    limits = limits_of({"import": 31, "weights": 121, "connect": 1, "cap": 5})
-    assert (limits.imports, limits.weights, limits.graphs, limits.cap) == (31, 121, 180, 5)
 
 
 def test_the_verdict_event_has_the_shape_of_the_protocol() -> None:

@@ -139,12 +139,6 @@ class Verdict:
 Event = Dict[str, Any]
 
 
-def limits_of(timeouts: Mapping[str, float]) -> Limits:
-    """Limits from a host's `timeouts` (seconds; keys as hosts.yaml has them, those of other parts are left out)."""
-    names = {"import": "imports", **{name: name for name in ("process", "weights", "graphs", "serve", "cap")}}
-    return Limits(**{names[key]: float(value) for key, value in timeouts.items() if key in names})
-
-
 def start(limits: Limits, expect: Expect, signatures: List[Signature]) -> "Watch":
     """Begin to watch a start that has just been asked for."""
     return Watch(limits, expect, signatures)
