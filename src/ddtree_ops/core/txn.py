@@ -22,7 +22,17 @@ FORWARD: Tuple[str, ...] = (
 TERMINAL: FrozenSet[str] = frozenset({"CONFIRMED", "ROLLED_BACK"})
 #: From here on the old service may be down or replaced.
 TOUCHED: FrozenSet[str] = frozenset(
-    {"DRAINED", "STOPPED", "SWITCHED", "STARTING", "READY", "GATED", "CONFIRMING", "ROLLING_BACK", "ROLLBACK_FAILED"}
+    {
+        "DRAINED",
+        "STOPPED",
+        "SWITCHED",
+        "STARTING",
+        "READY",
+        "GATED",
+        "CONFIRMING",
+        "ROLLING_BACK",
+        "ROLLBACK_FAILED",
+    }
 )
 
 TABLE: Dict[str, FrozenSet[str]] = {
