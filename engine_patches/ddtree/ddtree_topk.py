@@ -1,0 +1,127 @@
+"""Top-k and log-partition over a vocabulary split across tensor-parallel ranks, exact in ids and order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+# Upstream's chunk: the same rows in one product give the same bits as the argmax that the chain was taken
+# from.
+ROWS_PER_PRODUCT = 256
+KEYS_PER_CHUNK = 1 << 23
+Gather = Callable[[torch.Tensor], torch.Tensor]
+
+
+def canonical_top(logits: torch.Tensor, ids: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The k best columns of each row by (logit descending, id ascending).
+
+    logits: float32 [rows, columns]; ids: int64, [columns] or [rows, columns], each in 0..2**32-1.
+    torch.topk leaves the order of equal logits open, so the pair is packed into one integer key. NaN counts
+    as -inf. Columns that are missing (k > columns) come back as -inf with id 0. Returns float32 and int64
+    [rows, k].
+    """
+    logits = (
+        torch.where(logits.isnan(), -torch.inf, logits) + 0.0
+    )  # + 0.0 turns -0.0 into 0.0: they are equal
+    bits = logits.view(torch.int32)
+    ascending = (bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(torch.int64)
+    keys = (ascending << 32) | (0xFFFFFFFF - ids)
+    found = min(k, int(logits.shape[1]))
+    columns = keys.topk(found, dim=1).indices
+    values = logits.gather(1, columns)
+    picked = ids.expand_as(logits).gather(1, columns)
+    missing = k - found
+    if missing:
+        values = torch.nn.functional.pad(values, (0, missing), value=-torch.inf)
+        picked = torch.nn.functional.pad(picked, (0, missing))
+    return values, picked
+
+
+def shard_ids(shard: Any, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """Which rows of a vocabulary-parallel weight are real tokens, and which: (rows, ids), int64 [columns].
+
+    The base vocabulary lies at 0, added tokens behind the base's padding; padding rows are left out.
+    """
+    base, added = int(shard.num_org_elements), int(shard.num_added_elements)
+    padded = int(shard.num_org_elements_padded)
+    base_rows = torch.arange(base, device=device)
+    added_rows = torch.arange(added, device=device)
+    rows = torch.cat([base_rows, added_rows + padded])
+    ids = torch.cat(
+        [base_rows + int(shard.org_vocab_start_index), added_rows + int(shard.added_vocab_start_index)]
+    )
+    return rows, ids
+
+
+def local_top(hidden: torch.Tensor, lm_head: Any, k: int) -> torch.Tensor:
+    """This rank's k best candidates of every row, packed as float64 [rows, 2k + 1]: logits, ids, log-sum-exp.
+
+    float64 holds a float32 logit and a token id exactly, so one gather carries all three.
+    """
+    weight = lm_head.weight
+    _, ids = shard_ids(lm_head.shard_indices, hidden.device)
+    packed = torch.empty(hidden.shape[0], 2 * k + 1, dtype=torch.float64, device=hidden.device)
+    step = max(1, KEYS_PER_CHUNK // max(1, int(ids.numel())))
+    for start in range(0, int(hidden.shape[0]), ROWS_PER_PRODUCT):
+        block = hidden[start : start + ROWS_PER_PRODUCT].to(weight.dtype)
+        logits = vocabulary_logits(block, weight, lm_head.shard_indices)
+        for first in range(0, int(block.shape[0]), step):
+            part = logits[first : first + step].float()
+            values, picked = canonical_top(part, ids, k)
+            out = packed[start + first : start + first + part.shape[0]]
+            out[:, :k] = values
+            out[:, k : 2 * k] = picked
+            out[:, 2 * k] = torch.where(part.isnan(), -torch.inf, part).logsumexp(dim=1)
+    return packed
+
+
+def vocabulary_logits(block: torch.Tensor, weight: torch.Tensor, shard: Any) -> torch.Tensor:
+    """Logits of the real tokens of this shard, in its type, base vocabulary first. [rows, columns]"""
+    base, padded = int(shard.num_org_elements), int(shard.num_org_elements_padded)
+    added = int(shard.num_added_elements)
+    logits = torch.matmul(block, weight[:base].T)
+    if added == 0:
+        return logits
+    return torch.cat([logits, torch.matmul(block, weight[padded : padded + added].T)], dim=1)
+
+
+def merge_ranks(packed: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Global candidates from all ranks' `local_top`.
+
+    packed: float64 [ranks, rows, 2k + 1]. Returns log-probabilities float32 [rows, k], descending, and
+    int64 ids.
+    Raises: RuntimeError when a rank reported failure (log-sum-exp NaN): every rank sees it and raises.
+    """
+    partition = packed[:, :, 2 * k].float()
+    if bool(partition.isnan().any()):
+        raise RuntimeError("a tensor-parallel rank could not compute its candidates")
+    ranks, rows, _ = packed.shape
+    values = packed[:, :, :k].float().permute(1, 0, 2).reshape(rows, ranks * k)
+    ids = packed[:, :, k : 2 * k].to(torch.int64).permute(1, 0, 2).reshape(rows, ranks * k)
+    best, picked = canonical_top(values, ids, k)
+    return best - partition.logsumexp(dim=0)[:, None], picked
+
+
+def top_candidates(
+    hidden: torch.Tensor, lm_head: Any, k: int, gather: Gather | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Log-probabilities and ids of the k best tokens of each row over the whole vocabulary.
+
+    hidden: [rows, hidden size], equal on all ranks. gather: [rows, c] -> [ranks, rows, c], a collective
+    that every rank enters even when its own part failed, so that a fault on one rank cannot leave the
+    others waiting.
+    """
+    failure: Exception | None = None
+    try:
+        packed = local_top(hidden, lm_head, k)
+    except Exception as error:
+        failure = error
+        packed = torch.full(
+            (int(hidden.shape[0]), 2 * k + 1), torch.nan, dtype=torch.float64, device=hidden.device
+        )
+    every = packed[None] if gather is None else gather(packed)
+    if failure is not None:
+        raise failure
+    return merge_ranks(every, k)
