@@ -65,6 +65,7 @@ def drift(service: Service, live: Live, wanted: Wanted) -> list[Finding]:
     found = [block("facts", said, adopt) for said in units] + [
         block("facts", said, record) for said in others
     ]
+    found += [warn("facts", f"not compared: {said}", record) for said in _blind(live, wanted.recorded)]
     return found or [ok("facts", f"as recorded {wanted.recorded.get('recorded', '')}".rstrip())]
 
 
