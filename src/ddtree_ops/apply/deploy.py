@@ -41,7 +41,7 @@ def push_request(prepared: Prepared, txn: str, operator: str) -> dict[str, Any]:
         "who": operator,
         "agent": agentzip.digest(),
         "manifest": prepared.release.manifest,
-        "secrets": prepared.secrets,
+        "secrets": {name: secret.reveal() for name, secret in prepared.secrets.items()},
         "smoke": {
             "argv": list(prepared.plan.argv_after),
             "modules": prepared.modules,

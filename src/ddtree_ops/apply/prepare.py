@@ -1,0 +1,191 @@
+"""From a host and a mode to a plan and a release: probe, preflight, snapshot, patch, render. Touches nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ddtree_ops.apply.agent import AgentClient
+from ddtree_ops.apply.secrets import for_host
+from ddtree_ops.config.model import HostConfig, Inventory
+from ddtree_ops.config.secrets import Secret
+from ddtree_ops.core.doctor import examine, refusal
+from ddtree_ops.core.errors import PreconditionFailed
+from ddtree_ops.core.finding import Level
+from ddtree_ops.core.plan import Plan, Preconditions, estimate_downtime
+from ddtree_ops.core.steps import deploy_steps
+from ddtree_ops.core.wanted import Wanted
+from ddtree_ops.engine import snapshot
+from ddtree_ops.engine.digests import tree_hashes
+from ddtree_ops.engine.patch import Patched, apply_series
+from ddtree_ops.engine.release import Release, make_release
+from ddtree_ops.engine.series import Series, find_series
+from ddtree_ops.units.facts import Facts, load_facts
+from ddtree_ops.units.render import Rendered, render
+
+BASELINE = "baseline"
+DEFAULT_PORT = 30000
+#: Fetching the package of an engine and hashing it say nothing meanwhile (seconds).
+_PROBE_SILENCE_S = 180.0
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """Everything that a deploy needs, decided. `expect_state`: what /get_server_info must say; `modules`: what the
+    import smoke imports besides its own list; `environment`: the release's, with @RELEASE@ in it."""
+
+    host: HostConfig
+    plan: Plan
+    release: Release
+    port: int
+    log: str
+    expect_state: Mapping[str, Any]
+    modules: list[str]
+    environment: Mapping[str, str]
+    secrets: Mapping[str, Secret]
+
+
+def prepare(inventory: Inventory, host: HostConfig, mode: str, client: AgentClient, on_event: Any) -> Prepared:
+    """Decide a deploy of `mode`. Raises UsageProblem (unknown mode, never adopted), PreconditionFailed or HostLocked."""
+    facts = adopted(inventory, host)
+    series = find_series(host.series, inventory.base)
+    rendered = render(host, facts, mode, series.modes)
+    seen = probe(client, host, facts, series)
+    _preflight(host, facts, series, mode, seen, on_event)
+    engine = seen["engine"]
+    on_event({"ev": "log", "line": f"sources on the host: sglang {engine['version']}, tree {engine['tree'][:16]}"})
+    tree = snapshot.fetch(client, host.name, engine["package"], engine["tree"])
+    patched = _patched(series, mode, tree)
+    release = _release(engine, tree, patched, mode, rendered)
+    past = client.call("history", {"limit": 20})["history"]
+    return Prepared(
+        host=host,
+        plan=_plan(host, facts, mode, rendered, release, seen, past),
+        release=release,
+        port=host.port or facts.port or DEFAULT_PORT,
+        log=facts.capabilities.log,
+        expect_state=rendered.state,
+        modules=modules(patched),
+        environment=dict(rendered.env),
+        secrets=for_host(inventory.base, host, facts, client),
+    )
+
+
+def adopted(inventory: Inventory, host: HostConfig) -> Facts:
+    """The committed facts of a host. Raises PreconditionFailed where it was never adopted."""
+    path = inventory.facts_path(host.name)
+    if not path.exists():
+        raise PreconditionFailed(
+            f"{host.name} was never adopted: {path} does not exist",
+            host=host.name,
+            meaning="what runs there now is not recorded, so there is nothing to go back to; nothing was touched",
+            next=f"ddtree-ops adopt --host {host.name}",
+        )
+    return load_facts(path)
+
+
+def probe(client: AgentClient, host: HostConfig, facts: Facts | None, series: Series | None = None) -> dict[str, Any]:
+    """One look at the host: the agent's probe document."""
+    request: dict[str, Any] = {"interpreter": host.interpreter, "files": sorted(series.base_files) if series else []}
+    if host.port:
+        request["port"] = host.port
+    if facts is not None and facts.unit.exec is not None:
+        request |= {"argv": facts.unit.exec.argv, "interpreter": host.interpreter or facts.engine.interpreter}
+    if host.model:
+        request["model"] = host.model
+    if host.draft:
+        request["draft"] = host.draft
+    found: dict[str, Any] = client.call("probe", request, timeout=_PROBE_SILENCE_S)["facts"]
+    return found
+
+
+def modules(patched: Patched) -> list[str]:
+    """Dotted names of the Python files that the series touches."""
+    names = (path.removesuffix(".py").removesuffix("/__init__") for path in patched.files if path.endswith(".py"))
+    return sorted("sglang." + name.replace("/", ".") for name in names)
+
+
+def wanted(host: HostConfig, facts: Facts | None, series: Series, mode: str | None) -> Wanted:
+    """What the preflight holds the host against."""
+    return Wanted(
+        host=host.name,
+        service=host.service,
+        version=series.version,
+        series=series.name,
+        base=series.base_files,
+        recorded=facts.model_dump(mode="json") if facts else None,
+        needs_draft=mode is not None and "draft" in series.modes.requires(mode),
+    )
+
+
+def _preflight(
+    host: HostConfig, facts: Facts, series: Series, mode: str, seen: dict[str, Any], on_event: Any
+) -> None:
+    findings = examine(seen, wanted(host, facts, series, mode))
+    for finding in findings:
+        if finding.level is Level.WARN:
+            on_event({"ev": "log", "line": f"WARN {finding.rule}: {finding.evidence}"})
+    active = seen.get("service", {}).get("active_state") == "active"
+    serving = "the service that ran before, untouched" if active else None
+    refused = refusal(findings, host.name, serving)
+    if refused is not None:
+        raise refused
+
+
+def _patched(series: Series, mode: str, tree: Path) -> Patched:
+    if series.modes.patched(mode):
+        return apply_series(series, tree)
+    return Patched(files={}, pre={}, patches=[])
+
+
+def _release(engine: dict[str, Any], tree: Path, patched: Patched, mode: str, rendered: Rendered) -> Release:
+    return make_release(
+        engine={key: engine[key] for key in ("name", "version", "package", "interpreter")},
+        base=tree_hashes(tree),
+        base_bytes=int(engine["bytes"]),
+        files=patched.files,
+        pre=patched.pre,
+        patches=patched.patches,
+        mode=mode,
+        argv=list(rendered.argv),
+        exec_argv=list(rendered.exec_argv),
+        dropin=rendered.dropin,
+    )
+
+
+def _plan(
+    host: HostConfig,
+    facts: Facts,
+    mode: str,
+    rendered: Rendered,
+    release: Release,
+    seen: dict[str, Any],
+    past: list[dict[str, Any]],
+) -> Plan:
+    confirmed = (seen["state"].get("confirmed") or {}).get("release", BASELINE)
+    service = seen["service"]
+    files = [service["fragment"], *service["dropins"], *service["environment_files"]]
+    payload = len(release.payload())
+    return Plan(
+        host=host.name,
+        service=host.service,
+        mode=mode,
+        release=release.digest,
+        source_digest=release.source_digest,
+        steps=deploy_steps(host.service, release.digest, len(release.files), payload, host.timeouts.stop),
+        preconditions=Preconditions(
+            confirmed=confirmed,
+            tree=seen["engine"]["tree"],
+            unit_files={file["path"]: file["sha256"] for file in files if file and file.get("sha256")},
+        ),
+        argv_before=facts.unit.exec.argv if facts.unit.exec else [],
+        argv_after=rendered.argv,
+        dropin=rendered.dropin,
+        changes=[f"{flag} is added: {reason}" for flag, reason in rendered.added],
+        loses=rendered.loses,
+        notes=rendered.notes,
+        downtime=estimate_downtime(past, host.timeouts.stop),
+        done=confirmed == release.digest and service["active_state"] == "active",
+    )
