@@ -1,0 +1,294 @@
+"""What a mode does to a command line: data from a series' modes.yaml, and the rewrite that follows it.
+
+A mode drops all of the baseline's flags that match `drop`, sets its own and adds those that its rule table asks for.
+A value that the operator set is never changed: that is a conflict (exit 3).
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ddtree_ops.core.errors import PreconditionFailed, UsageProblem
+
+Flag = tuple[str, "str | list[str] | None"]
+_IS_FLAG = re.compile(r"--?[A-Za-z].*", re.DOTALL)
+_KINDS = ("always", "hybrid", "dense")
+
+
+@dataclass(frozen=True)
+class Span:
+    """A flag with its values at argv[start:end]."""
+
+    name: str
+    values: tuple[str, ...]
+    start: int
+    end: int
+
+    @property
+    def value(self) -> str | None:
+        """Its values as one text, None for a bare flag."""
+        return " ".join(self.values) if self.values else None
+
+
+def scan(argv: Sequence[str], start: int = 0) -> list[Span]:
+    """Return the flags of argv[start:]; `--x=y` is one, what follows a flag and is no flag is its value.
+
+    A negative number is a value, an empty word too. Values in front of any flag have the name ``.
+    """
+    out: list[Span] = []
+    at = start
+    while at < len(argv):
+        began, name, values = at, "", list[str]()
+        if _IS_FLAG.match(argv[at]):
+            name, equals, rest = argv[at].partition("=")
+            values = [rest] if equals else []
+            at += 1
+            if equals:
+                out.append(Span(name, (rest,), began, at))
+                continue
+        while at < len(argv) and not _IS_FLAG.match(argv[at]):
+            values.append(argv[at])
+            at += 1
+        out.append(Span(name, tuple(values), began, at))
+    return out
+
+
+def read_flags(argv: Sequence[str]) -> list[Flag]:
+    """Return (flag, value) pairs: None for a bare flag, a list for several values."""
+    pairs: list[Flag] = []
+    for span in scan(argv):
+        many = list(span.values)
+        pairs.append((span.name, None if not many else many[0] if len(many) == 1 else many))
+    return pairs
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A flag that a mode adds (or forbids) for a kind of model, and why. value None: a bare flag, or any value."""
+
+    flag: str
+    value: str | None
+    reason: str
+    when: str = "always"
+    unless: tuple[str, ...] = ()
+    allow: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Mode:
+    """One mode. requires: host keys. set: flag → value. state: what the engine must report. refuse: why it is not."""
+
+    name: str
+    patched: bool = False
+    requires: tuple[str, ...] = ()
+    set: tuple[tuple[str, str | None], ...] = ()
+    add: tuple[Rule, ...] = ()
+    forbid: tuple[Rule, ...] = ()
+    state: Mapping[str, Any] = field(default_factory=dict)
+    loses: tuple[str, ...] = ()
+    refuse: str | None = None
+
+
+@dataclass(frozen=True)
+class Modes:
+    """A series' modes.yaml. drop: globs of the flags that every mode drops together."""
+
+    drop: tuple[str, ...]
+    modes: Mapping[str, Mode]
+
+    def get(self, name: str) -> Mode:
+        """Return a mode by name. Raises UsageProblem for an unknown one."""
+        if name not in self.modes:
+            raise UsageProblem(
+                f"unknown mode {name}: this series has baseline, {', '.join(self.modes)}",
+                next="ddtree-ops render --help",
+            )
+        return self.modes[name]
+
+
+@dataclass(frozen=True)
+class Added:
+    """A flag that the rule table added. value None: bare."""
+
+    flag: str
+    value: str | None
+    reason: str
+
+
+@dataclass(frozen=True)
+class Rewritten:
+    """The new argv and each difference. dropped: the words of each dropped flag."""
+
+    argv: list[str]
+    dropped: list[list[str]] = field(default_factory=list)
+    set: list[tuple[str, str | None]] = field(default_factory=list)
+    added: list[Added] = field(default_factory=list)
+    loses: list[str] = field(default_factory=list)
+    state: dict[str, Any] = field(default_factory=dict)
+
+
+def read_modes(data: Mapping[str, Any], file: str = "modes.yaml") -> Modes:
+    """Build Modes from a modes.yaml's plain value. Raises UsageProblem naming file and key."""
+    if not isinstance(data, Mapping) or not isinstance(data.get("modes"), Mapping):
+        raise UsageProblem(f"{file}: modes: must be a mapping of mode names")
+    common = tuple(_rule(r, f"{file}: forbid") for r in data.get("forbid") or ())
+    drop = data.get("drop") or ()
+    if isinstance(drop, str) or not all(isinstance(d, str) for d in drop):
+        raise UsageProblem(f"{file}: drop: must be a list of flag patterns")
+    return Modes(tuple(drop), {name: _mode(name, m, common, file) for name, m in data["modes"].items()})
+
+
+def _mode(name: str, data: Any, common: tuple[Rule, ...], file: str) -> Mode:
+    at = f"{file}: modes.{name}"
+    known = {"patched", "requires", "set", "add", "forbid", "state", "loses", "refuse"}
+    if not isinstance(data, Mapping):
+        raise UsageProblem(f"{at}: must be a mapping")
+    if unknown := sorted(set(data) - known):
+        raise UsageProblem(f"{at}: unknown key {unknown[0]}")
+    flags = data.get("set") or {}
+    return Mode(
+        name=name,
+        patched=bool(data.get("patched", False)),
+        requires=tuple(data.get("requires") or ()),
+        set=tuple((flag, _value(value)) for flag, value in flags.items() if value is not False),
+        add=tuple(_rule(r, f"{at}.add") for r in data.get("add") or ()),
+        forbid=common + tuple(_rule(r, f"{at}.forbid") for r in data.get("forbid") or ()),
+        state=dict(data.get("state") or {}),
+        loses=tuple(data.get("loses") or ()),
+        refuse=data.get("refuse"),
+    )
+
+
+def _value(value: Any) -> str | None:
+    return None if value is True or value is None else str(value)
+
+
+def _rule(data: Any, at: str) -> Rule:
+    if not isinstance(data, Mapping) or "flag" not in data or "reason" not in data:
+        raise UsageProblem(f"{at}: each rule needs flag and reason")
+    when = data.get("when", "always")
+    if when not in _KINDS:
+        raise UsageProblem(f"{at}: {data['flag']}: when must be one of {', '.join(_KINDS)}, not {when}")
+    if unknown := sorted(set(data) - {"flag", "value", "reason", "when", "unless", "allow"}):
+        raise UsageProblem(f"{at}: {data['flag']}: unknown key {unknown[0]}")
+    return Rule(
+        data["flag"], _value(data.get("value")), data["reason"], when,
+        tuple(data.get("unless") or ()), tuple(str(a) for a in data.get("allow") or ()),
+    )  # fmt: skip
+
+
+def rewrite(
+    argv: Sequence[str],
+    flags_at: int,
+    modes: Modes,
+    mode: Mode,
+    values: Mapping[str, str | int | None],
+    hybrid: bool,
+    host: str | None = None,
+) -> Rewritten:
+    """Rewrite the server's argv (its own flags begin at `flags_at`) for `mode`.
+
+    values: what `{draft}` and its kin stand for. Raises UsageProblem where a required host key is not set and
+    PreconditionFailed where the mode refuses, or where it conflicts with a value that the operator set.
+    """
+    if mode.refuse:
+        raise PreconditionFailed(f"mode {mode.name} is not available: {mode.refuse}", host=host)
+    for key in mode.requires:
+        if values.get(key) in (None, ""):
+            raise UsageProblem(
+                f"mode {mode.name} needs the host key {key}", host=host, next=f"set {key}: in hosts.yaml"
+            )
+    kept: list[str] = list(argv[:flags_at])
+    dropped: list[list[str]] = []
+    for span in scan(argv, flags_at):
+        words = list(argv[span.start : span.end])
+        if any(fnmatch.fnmatchcase(span.name, pattern) for pattern in modes.drop):
+            dropped.append(words)
+        else:
+            kept += words
+    present = {span.name: span for span in scan(kept, flags_at)}
+    for rule in mode.forbid:
+        _forbid(rule, present, mode, hybrid, host)
+    put: list[tuple[str, str | None]] = []
+    for flag, value in mode.set:
+        filled = _fill(value, values, mode)
+        if not _already(flag, filled, present, mode, f"mode {mode.name} sets it", host):
+            put.append((flag, filled))
+    added: list[Added] = []
+    for rule in mode.add:
+        if not _applies(rule, hybrid) or any(_has(u, present) for u in rule.unless):
+            continue
+        filled = _fill(rule.value, values, mode)
+        if not _already(rule.flag, filled, present, mode, rule.reason, host):
+            added.append(Added(rule.flag, filled, rule.reason))
+    for flag, value in [*put, *((a.flag, a.value) for a in added)]:
+        kept += [flag] if value is None else [flag, value]
+    state = {k: _fill_any(v, values, mode) for k, v in mode.state.items()}
+    return Rewritten(kept, dropped, put, added, list(mode.loses), state)
+
+
+def _applies(rule: Rule, hybrid: bool) -> bool:
+    return rule.when == "always" or (rule.when == "hybrid") == hybrid
+
+
+def _has(condition: str, present: Mapping[str, Span]) -> bool:
+    """Whether `--flag` or `--flag=value` holds for the operator's flags."""
+    flag, equals, value = condition.partition("=")
+    return flag in present and (not equals or present[flag].value == value)
+
+
+def _forbid(rule: Rule, present: Mapping[str, Span], mode: Mode, hybrid: bool, host: str | None) -> None:
+    span = present.get(rule.flag)
+    if span is None or not _applies(rule, hybrid) or any(_has(u, present) for u in rule.unless):
+        return
+    if (rule.value is not None and span.value != rule.value) or (span.value or "") in rule.allow:
+        return
+    shown = rule.flag if span.value is None else f"{rule.flag} {span.value}"
+    raise PreconditionFailed(
+        f"mode {mode.name} cannot run with the operator's {shown}: {rule.reason}", host=host,
+        meaning="an operator's value is never changed", next=f"remove {rule.flag} from the unit, then adopt again",
+    )  # fmt: skip
+
+
+def _already(
+    flag: str, value: str | None, present: Mapping[str, Span], mode: Mode, why: str, host: str | None
+) -> bool:
+    """Whether the operator has just this. Raises PreconditionFailed where they have another value."""
+    span = present.get(flag)
+    if span is None:
+        return False
+    if span.value == value:
+        return True
+    raise PreconditionFailed(
+        f"mode {mode.name} needs {flag}{'' if value is None else ' ' + value}, the operator's unit has "
+        f"{flag}{'' if span.value is None else ' ' + span.value}: {why}",
+        host=host,
+        meaning="an operator's value is never changed",
+        next=f"change or remove {flag} in the unit, then adopt again",
+    )
+
+
+def _fill(text: str | None, values: Mapping[str, str | int | None], mode: Mode) -> str | None:
+    if text is None:
+        return None
+
+    def one(match: re.Match[str]) -> str:
+        value = values.get(match[1])
+        if value is None:
+            raise UsageProblem(f"mode {mode.name} uses {{{match[1]}}}, which no host key gives")
+        return str(value)
+
+    return re.sub(r"\{([a-z_]+)\}", one, text)
+
+
+def _fill_any(value: Any, values: Mapping[str, str | int | None], mode: Mode) -> Any:
+    if not isinstance(value, str):
+        return value
+    filled = _fill(value, values, mode)
+    # A number written as "{budget}" is compared with the number that the engine reports.
+    whole = re.fullmatch(r"\{([a-z_]+)\}", value)
+    return values[whole[1]] if whole else filled

@@ -1,0 +1,56 @@
+"""Which values systemd takes for the settings whose wrong value it ignores (load-fragment.c, time-util.c)."""
+
+from __future__ import annotations
+
+import re
+
+_ENUMS = {
+    "Restart": "no on-success on-failure on-abnormal on-watchdog on-abort always",
+    "Type": "simple forking oneshot dbus notify idle exec notify-reload",
+    "KillMode": "control-group process mixed none",
+    "NotifyAccess": "none main exec all",
+    "OOMPolicy": "continue stop kill",
+    "ExitType": "main cgroup",
+}
+_BOOLS = frozenset(
+    """
+    RemainAfterExit GuessMainPID SendSIGKILL SendSIGHUP IgnoreSIGPIPE PrivateTmp PrivateDevices PrivateNetwork
+    NoNewPrivileges DynamicUser DefaultDependencies MemoryAccounting TasksAccounting CPUAccounting PrivateUsers
+    """.split()
+)
+_BOOL = frozenset("1 yes y true t on 0 no n false f off".split())
+_TIMES = frozenset("TimeoutSec TimeoutStartSec TimeoutStopSec TimeoutAbortSec RestartSec RuntimeMaxSec WatchdogSec".split())
+_SECONDS = {
+    "": 1.0, "s": 1, "sec": 1, "second": 1, "seconds": 1, "m": 60, "min": 60, "minute": 60, "minutes": 60,
+    "h": 3600, "hr": 3600, "hour": 3600, "hours": 3600, "d": 86400, "day": 86400, "days": 86400,
+    "w": 604800, "week": 604800, "weeks": 604800, "M": 2629800, "month": 2629800, "months": 2629800,
+    "y": 31557600, "year": 31557600, "years": 31557600, "ms": 1e-3, "msec": 1e-3, "us": 1e-6, "usec": 1e-6,
+    "µs": 1e-6,
+}  # fmt: skip
+
+
+def seconds(text: str) -> float | None:
+    """Return a time span in seconds (`5min 20s`, `90`, `infinity`), None where it is none (systemd.time(7))."""
+    stripped = text.strip()
+    if stripped == "infinity":
+        return float("inf")
+    total, at, count = 0.0, 0, 0
+    for match in re.finditer(r"\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*([A-Za-zµ]*)", stripped):
+        if match.start() != at or match[2] not in _SECONDS:
+            return None
+        total += float(match[1]) * _SECONDS[match[2]]
+        at, count = match.end(), count + 1
+    return total if count and at == len(stripped) else None
+
+
+def refusal(key: str, value: str) -> str | None:
+    """Return why systemd ignores `key=value`, None where it takes it (or where this table does not know)."""
+    if key in _ENUMS and value not in _ENUMS[key].split():
+        return f"{key}={value} is no value that systemd knows, it keeps what was set before"
+    if not value:
+        return None
+    if key in _BOOLS and value.lower() not in _BOOL:
+        return f"{key}={value} is neither yes nor no, systemd ignores it"
+    if key in _TIMES and seconds(value) is None:
+        return f"{key}={value} is no time span, systemd ignores it"
+    return None
