@@ -158,14 +158,18 @@ def judge(status: int, out: str, err: str, late: bool) -> Dict[str, Any]:
             return report
         report["stage"] = "done"
         return report
-    at = f"at step “{steps[-1]}”" if steps else "before its first step"
+    own = [step for step in steps if not step.startswith("child: ")] or steps
+    at = f"at step “{own[-1]}”" if own else "before its first step"
     if status == 127 or (not steps and "systemd-run" in err.split(":")[0]):
         report.update(stage="systemd-run", first_fatal=tail[-1] if tail else "systemd-run is missing")
     elif late:
         report.update(stage="timeout", first_fatal=f"no end within the time limit, {at}")
     else:
-        fatal = next((line for line in tail if "Error" in line or "error" in line), None)
-        report["first_fatal"] = fatal or f"the interpreter ended with status {status} {at}"
+        crash = [line for line in err.splitlines() if line.startswith("Fatal Python error")]
+        said = crash or [line for line in tail if "Error" in line or "error" in line]
+        report["first_fatal"] = (
+            f"{said[0]} ({at})" if said else f"the interpreter ended with status {status} {at}"
+        )
     return report
 
 

@@ -192,7 +192,10 @@ def run(names: Dict[str, Any]) -> None:
         return
     faulthandler.enable()
     if "PIPE" in names:
-        names["PIPE"].send(check(names["JOB"], "child"))
+        try:
+            names["PIPE"].send(check(names["JOB"], "child"))
+        except BrokenPipeError:
+            pass  # the main process died: its own last words count, not ours
     else:
         main(json.loads(names["RAW"]), names["SOURCE"])
     sys.stdout.flush()
