@@ -121,8 +121,10 @@ def add_cli_args(parser: argparse.ArgumentParser) -> None:
         table = json.load(stream)
     for row in table:
         options = {key: row[key] for key in ("dest", "nargs", "choices", "default", "required") if key in row}
-        if row["kind"] in ("true", "gone"):
+        if row["kind"] == "true":
             parser.add_argument(*row["flags"], action="store_true", dest=row["dest"])
+        elif row["kind"] == "deprecated":  # taken, and without effect
+            parser.add_argument(*row["flags"], action="store_true", default=argparse.SUPPRESS)
         elif row["kind"] == "bool":
             on, off = row["flags"][0], "--no-" + row["flags"][0][2:]
             parser.add_argument(on, action="store_true", dest=row["dest"], default=row.get("default"))
@@ -142,9 +144,8 @@ def prepare_server_args(argv: List[str]) -> ServerArgs:
     add_cli_args(parser)
     values = vars(parser.parse_args(argv))
     configure_logging(values["log_level"])
-    return ServerArgs(
-        {SHORT_NAMES.get(name, name): value for name, value in values.items() if name != "config"}
-    )
+    values = {SHORT_NAMES.get(name, name): value for name, value in values.items() if name != "config"}
+    return ServerArgs(values)
 
 
 def configure_logging(level: str, prefix: str = "") -> None:

@@ -215,9 +215,6 @@ class Handler(BaseHTTPRequestHandler):
             "prompt_tokens": len(ids),
             "weight_version": "default",
             "total_retractions": 0,
-            "queue_time": 0.0,
-            "prefill_waiting_latency": None,
-            "prefill_launch_latency": None,
             "reasoning_tokens": 0,
             "completion_tokens": count,
             "cached_tokens": 0,
@@ -236,14 +233,12 @@ class Handler(BaseHTTPRequestHandler):
             accepted = count - 1 - steps
             meta.update(spec_accept_rate=accepted / (3 * steps), spec_accept_length=count / steps)
             meta.update(spec_accepted_drafts=accepted, spec_proposed_drafts=3 * steps, spec_verify_ct=steps)
-        meta.update(
-            request_received_ts=started, api_server_dispatch_finish_ts=started, request_finished_ts=now
-        )
-        meta.update(
-            inference_time=now,
-            decode_throughput=count / max(now - started, 1e-6),
-            response_sent_to_client_ts=now,
-        )
+        meta["response_sent_to_client_ts"] = now
+        if self.server.manager.args.enable_metrics:  # the engine gives its timings only then
+            meta.update(queue_time=0.0, prefill_waiting_latency=None, prefill_launch_latency=None)
+            meta.update(request_received_ts=started, api_server_dispatch_finish_ts=started)
+            meta.update(request_finished_ts=now, inference_time=now)
+            meta["decode_throughput"] = count / max(now - started, 1e-6)
         return {"text": reply["text"], "output_ids": reply["output_ids"], "meta_info": meta}
 
     def _stream(self, ids: List[int], body: Dict[str, Any]) -> None:
