@@ -15,7 +15,7 @@ from ddtree_ops.config.problems import ConfigProblem, Loc, Problem, dotted
 
 _MAX_NODES = 50_000
 _TAG = "tag:yaml.org,2002:"
-_BOOL_11 = re.compile(r"(?:y|n|yes|no|on|off)", re.IGNORECASE)
+_BOOL_11 = re.compile(r"(?:yes|no|on|off)", re.IGNORECASE)
 _BASE_60 = re.compile(r"[-+]?[0-9][0-9_]*(?::[0-5]?[0-9])+(?:\.[0-9_]*)?")
 _OCTAL_11 = re.compile(r"[-+]?0[0-9_]+")
 _UNDERSCORED = re.compile(r"[-+]?[0-9][0-9_]*_[0-9_]*(?:\.[0-9_]*)?")
@@ -31,6 +31,7 @@ class Document:
     values: dict[Loc, Place] = field(default_factory=dict)
     texts: dict[Loc, str] = field(default_factory=dict)
     problems: list[Problem] = field(default_factory=list)
+    doubtful: set[str] = field(default_factory=set)  # paths whose value no reader can be sure of
 
     def place(self, loc: Loc, key: bool = False) -> Place:
         """Return where `loc` stands, or the nearest part around it."""
@@ -160,6 +161,8 @@ class _Walk:
                 continue
             self.doc.keys[here] = place
             result[key] = self.value(value_node, here)
+            if isinstance(value_node, ScalarNode) and not value_node.value and value_node.style is None:
+                self.doc.values[here] = place  # nothing stands at the next token, where the parser puts it
         return result
 
     def scalar(self, node: ScalarNode, loc: Loc) -> Any:
@@ -190,7 +193,8 @@ class _Walk:
             (_OCTAL_11, "an octal number"),
             (_UNDERSCORED, "a number"),
         ):
-            if pattern.fullmatch(text) and text not in ("0",):
+            if pattern.fullmatch(text):
+                self.doc.doubtful.add(dotted(loc))
                 self.fault(
                     place, loc, f'{text} without quotes is {other} to some YAML readers: write "{text}"'
                 )

@@ -55,8 +55,7 @@ def load_inventory(path: Path) -> Inventory:
         )
     if problems or parsed is None:
         # A value that two YAML versions read apart is also of the wrong type: say it once.
-        doubtful = {p.path for p in document.problems}
-        kept = [p for p in problems if p in document.problems or p.path not in doubtful]
+        kept = [p for p in problems if p in document.problems or p.path not in document.doubtful]
         raise ConfigProblem(path, kept)
     hosts = {name: _resolve(name, entry, parsed) for name, entry in parsed.hosts.items()}
     members = {g: tuple(n for n, h in hosts.items() if g in h.groups) for g in parsed.groups}
