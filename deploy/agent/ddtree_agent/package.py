@@ -118,17 +118,20 @@ def query(
     Nothing of the engine is imported and no bytecode is written. Returns the QUERY document. Raises
     RuntimeError with the interpreter's own last line, or OSError where it cannot be started.
     """
-    done = subprocess.run(
-        [interpreter, *flags, "-c", QUERY, json.dumps({"path0": path0})],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        timeout=timeout,
-        env=dict(env, PYTHONDONTWRITEBYTECODE="1"),
-        cwd=cwd,
-        check=False,
-        **(user or {}),
-    )
+    try:
+        done = subprocess.run(
+            [interpreter, *flags, "-c", QUERY, json.dumps({"path0": path0})],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            timeout=timeout,
+            env=dict(env, PYTHONDONTWRITEBYTECODE="1"),
+            cwd=cwd,
+            check=False,
+            **(user or {}),
+        )
+    except subprocess.TimeoutExpired:
+        raise RuntimeError(f"{interpreter} gave no answer in {timeout:g} s") from None
     for line in done.stdout.decode("utf-8", "replace").splitlines():
         if line.startswith("@query "):
             answer: Dict[str, Any] = json.loads(line[7:])
