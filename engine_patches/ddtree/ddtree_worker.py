@@ -46,15 +46,20 @@ class DDTreeWorker(DFlashWorker):
         )
 
     def ddtree_state(self) -> dict[str, Any]:
-        """What /get_server_info shows of this worker (tensor-parallel rank 0 answers)."""
+        """What /get_server_info adds to internal_states (tensor-parallel rank 0 answers).
+
+        The mode is a key of its own, so that a deployment can ask the worker itself what it runs.
+        """
         return {
-            "mode": "shadow-linear",
-            "budget": self.budget,
-            "topk_cap": self.topk_cap,
-            "shadow_every": self.shadow_every,
-            "block_size": self.block_size,
-            "spine_agreement": self.stats.spine_agreement,
-            **asdict(self.stats),
+            "ddtree_mode": "shadow-linear",
+            "ddtree": {
+                "budget": self.budget,
+                "topk_cap": self.topk_cap,
+                "shadow_every": self.shadow_every,
+                "block_size": self.block_size,
+                "spine_agreement": self.stats.spine_agreement,
+                **asdict(self.stats),
+            },
         }
 
     def _greedy_sample_from_vocab_parallel_head(
