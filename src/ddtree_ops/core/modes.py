@@ -14,6 +14,7 @@ from typing import Any
 
 from ddtree_ops.core.errors import PreconditionFailed, UsageProblem
 
+BASELINE = "baseline"
 Flag = tuple[str, "str | list[str] | None"]
 _IS_FLAG = re.compile(r"--?[A-Za-z].*", re.DOTALL)
 _KINDS = ("always", "hybrid", "dense")
@@ -104,29 +105,28 @@ class Modes:
         """Return a mode by name. Raises UsageProblem for an unknown one."""
         if name not in self.modes:
             raise UsageProblem(
-                f"unknown mode {name}: this series has baseline, {', '.join(self.modes)}",
+                f"unknown mode {name}: this series has {BASELINE}, {', '.join(self.modes)}",
                 next="ddtree-ops render --help",
             )
         return self.modes[name]
 
+    def patched(self, name: str) -> bool:
+        """Whether the mode runs the patched engine; the baseline never does. Raises UsageProblem."""
+        return name != BASELINE and self.get(name).patched
 
-@dataclass(frozen=True)
-class Added:
-    """A flag that the rule table added. value None: bare."""
-
-    flag: str
-    value: str | None
-    reason: str
+    def requires(self, name: str) -> tuple[str, ...]:
+        """Return the host keys that the mode needs. Raises UsageProblem."""
+        return () if name == BASELINE else self.get(name).requires
 
 
 @dataclass(frozen=True)
 class Rewritten:
-    """The new argv and each difference. dropped: the words of each dropped flag."""
+    """The new argv and each difference. dropped: the words of each dropped flag. added: (flag with value, reason)."""
 
     argv: list[str]
     dropped: list[list[str]] = field(default_factory=list)
     set: list[tuple[str, str | None]] = field(default_factory=list)
-    added: list[Added] = field(default_factory=list)
+    added: list[tuple[str, str]] = field(default_factory=list)
     loses: list[str] = field(default_factory=list)
     state: dict[str, Any] = field(default_factory=dict)
 
@@ -218,17 +218,18 @@ def rewrite(
         filled = _fill(value, values, mode)
         if not _already(flag, filled, present, mode, f"mode {mode.name} sets it", host):
             put.append((flag, filled))
-    added: list[Added] = []
+    added: list[tuple[str, str]] = []
     for rule in mode.add:
         if not _applies(rule, hybrid) or any(_has(u, present) for u in rule.unless):
             continue
         filled = _fill(rule.value, values, mode)
         if not _already(rule.flag, filled, present, mode, rule.reason, host):
-            added.append(Added(rule.flag, filled, rule.reason))
-    for flag, value in [*put, *((a.flag, a.value) for a in added)]:
+            put.append((rule.flag, filled))
+            added.append((rule.flag if filled is None else f"{rule.flag} {filled}", rule.reason))
+    for flag, value in put:
         kept += [flag] if value is None else [flag, value]
     state = {k: _fill_any(v, values, mode) for k, v in mode.state.items()}
-    return Rewritten(kept, dropped, put, added, list(mode.loses), state)
+    return Rewritten(kept, dropped, put[: len(put) - len(added)], added, list(mode.loses), state)
 
 
 def _applies(rule: Rule, hybrid: bool) -> bool:

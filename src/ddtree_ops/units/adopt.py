@@ -25,7 +25,13 @@ from ddtree_ops.units.vault import Vault
 
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _EVERY_START = frozenset({"INVOCATION_ID", "MAINPID", "JOURNAL_STREAM", "SYSTEMD_EXEC_PID", "NOTIFY_SOCKET"})
-_DIRECTORIES = {"RUNTIME": "/run", "STATE": "/var/lib", "CACHE": "/var/cache", "LOGS": "/var/log", "CONFIGURATION": "/etc"}
+_DIRECTORIES = {
+    "RUNTIME": "/run",
+    "STATE": "/var/lib",
+    "CACHE": "/var/cache",
+    "LOGS": "/var/log",
+    "CONFIGURATION": "/etc",
+}
 _HELD_ELSEWHERE = frozenset({"Environment", "EnvironmentFile", "ExecStart"})
 
 
@@ -101,27 +107,41 @@ def _check(unit: RawUnit, meaning: Meaning, commands: list[Command]) -> None:
     """Raise NotAdoptable for what no server can be read from."""
     if unit.unit.endswith("@.service"):
         raise NotAdoptable(f"{unit.unit} is a template: name an instance of it")
-    if unit.enabled == "masked" or unit.show.get("LoadState") == "masked" or not (unit.fragment and unit.fragment.text):
+    if (
+        unit.enabled == "masked"
+        or unit.show.get("LoadState") == "masked"
+        or not (unit.fragment and unit.fragment.text)
+    ):
         raise NotAdoptable("the unit is masked or its file is empty: nothing is started")
     if meaning.fatal:
         known = "systemd" in meaning.fatal
         raise NotAdoptable(meaning.fatal if known else f"{meaning.fatal}: systemd refuses the unit")
     if unit.show.get("NeedDaemonReload") == "yes":
-        raise NotAdoptable("its files changed since systemd read them: run systemctl daemon-reload, then adopt")
+        raise NotAdoptable(
+            "its files changed since systemd read them: run systemctl daemon-reload, then adopt"
+        )
     if not commands:
         raise NotAdoptable("no ExecStart= counts: systemd has nothing to start")
     if len(commands) > 1:
         given = meaning.settings["Service"].get("ExecStart", [])
         if len(given) > 1:
             hint = "a drop-in clears the first with an empty ExecStart="
-            raise NotAdoptable(f"two start commands, ExecStart= is given {len(given)} times ({hint}); not one server process")
-        raise NotAdoptable("two start commands in one ExecStart= (only oneshot allows it); not one server process")
+            raise NotAdoptable(
+                f"two start commands, ExecStart= is given {len(given)} times ({hint}); not one server process"
+            )
+        raise NotAdoptable(
+            "two start commands in one ExecStart= (only oneshot allows it); not one server process"
+        )
     if commands[0].argv[-1] == "\\":
-        raise NotAdoptable("the command line ends in a stray backslash argument; the next line is ignored by systemd")
+        raise NotAdoptable(
+            "the command line ends in a stray backslash argument; the next line is ignored by systemd"
+        )
     if meaning.service("Type") == "forking":
         raise NotAdoptable("Type=forking: the server is not the process that systemd starts")
     if meaning.service("RootDirectory", "/") != "/" or meaning.service("RootImage"):
-        raise NotAdoptable("RootDirectory= or RootImage=: the server sees another root than /opt/ddtree lies in")
+        raise NotAdoptable(
+            "RootDirectory= or RootImage=: the server sees another root than /opt/ddtree lies in"
+        )
     if "$" in commands[0].path:
         raise NotAdoptable(f"the program's name is {commands[0].path}: systemd expands no variable there")
 
@@ -131,7 +151,9 @@ def _adopt(unit: RawUnit, meaning: Meaning, command: Command, base: Reading, vau
     if meaning.service("Type") == "oneshot":
         notes.append("Type=oneshot: systemd counts the unit as started only when the server ends")
     if meaning.service("Type") in ("notify", "notify-reload"):
-        notes.append("Type=notify, but SGLang sends no readiness message: systemd gives up after TimeoutStartSec=")
+        notes.append(
+            "Type=notify, but SGLang sends no readiness message: systemd gives up after TimeoutStartSec="
+        )
     files, from_files = _environment_files(unit, meaning, notes)
     env = _environment(unit, meaning, from_files)
     for name, value in env.items():
@@ -142,7 +164,9 @@ def _adopt(unit: RawUnit, meaning: Meaning, command: Command, base: Reading, vau
     exec_fact = start.fact(command.prefixes, command.path if "@" in command.prefixes else None, vault)
     notes += [n for n in start.notes if n not in notes]
     fact = UnitFact(
-        fragment=FileFact(path=unit.fragment.path, sha256=unit.fragment.sha256) if unit.fragment else FileFact(),
+        fragment=FileFact(path=unit.fragment.path, sha256=unit.fragment.sha256)
+        if unit.fragment
+        else FileFact(),
         dropins=[_dropin(d, unit.systemd) for d in ordered(unit.unit, list(unit.dropins))],
         environment_files=files,
         enabled=unit.enabled,
@@ -203,14 +227,16 @@ def _environment_files(
                 path=file.path, sha256=file.sha256, optional=optional, names=sorted(read.values)
             ))  # fmt: skip
         if exact and not optional:
-            raise NotAdoptable(f"EnvironmentFile={path} is missing and not optional: systemd does not start this unit")
+            raise NotAdoptable(
+                f"EnvironmentFile={path} is missing and not optional: systemd does not start this unit"
+            )
         if not matches and not optional:
             notes.append(f"EnvironmentFile={path} was not probed: what it sets is not known")
     return facts, values
 
 
 def _environment(unit: RawUnit, meaning: Meaning, from_files: dict[str, str]) -> dict[str, str]:
-    """Return the variables that systemd expands with (systemd.exec(5), "Environment variables in spawned processes")."""
+    """Return the variables that systemd expands with (systemd.exec(5))."""
     env = {"PATH": _PATH}
     if meaning.service("User") in ("root", "0"):
         env.update(HOME="/root", USER="root", LOGNAME="root")
@@ -251,7 +277,9 @@ def _expanded(
     from_files = {n for f in files for n in f.names}
     for name in dict.fromkeys(done.used):
         if name in from_files and secret.OPEN not in env[name]:
-            notes.append(f"${name} comes from an environment file: its value of today is written into the command")
+            notes.append(
+                f"${name} comes from an environment file: its value of today is written into the command"
+            )
     if not done.argv:
         raise NotAdoptable("the command line is empty once its variables are expanded")
     return done.argv

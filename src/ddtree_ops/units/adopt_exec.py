@@ -133,7 +133,9 @@ def _wrapper(
         runner = [shebang["program"], *(shebang["rest"] or "").split()]
     else:
         runner = argv[:at]
-    if not re.search(r"(?:^|/)(?:ba|da|z|k)?sh$", next((w for w in reversed(runner) if not w.startswith("-")), "")):
+    if not re.search(
+        r"(?:^|/)(?:ba|da|z|k)?sh$", next((w for w in reversed(runner) if not w.startswith("-")), "")
+    ):
         raise NotAdoptable(f"the wrapper {path} is no shell script ({' '.join(runner)})")
     body = text[shebang.end() :] if shebang else text
     notes = [f"the text of {path} is inlined: a later change of that file counts only after the next adopt"]

@@ -82,7 +82,9 @@ def fields(word: Token, scope: Scope) -> list[str]:
     if _BRACES.search(bare):
         raise TooComplex("a brace expansion")
     if _PATTERN.search(bare):
-        scope.notes.append(f"the unquoted pattern {current!r} is taken literally: bash does so where no file matches")
+        scope.notes.append(
+            f"the unquoted pattern {current!r} is taken literally: bash does so where no file matches"
+        )
     if begun or (empty_quotes and not vanished):
         out.append(current)
     return out

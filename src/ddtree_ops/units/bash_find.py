@@ -189,7 +189,9 @@ class Reader:
             try:
                 made = fields(token, self.scope)
             except TooComplex as why:
-                raise TooComplex(f"the server's argument {self.script[token.start : token.end]!r} needs {why}") from None
+                raise TooComplex(
+                    f"the server's argument {self.script[token.start : token.end]!r} needs {why}"
+                ) from None
             flat += made
             origin += [index] * len(made)
         found: Found | None = locate(flat)
@@ -210,7 +212,10 @@ class Reader:
         """Whether the word is the number in front of a redirection (`2>`)."""
         follow = words[index + 1] if index + 1 < len(words) else None
         return bool(
-            follow and follow.op and follow.start == words[index].end and (words[index].bare() or "").isdigit()
+            follow
+            and follow.op
+            and follow.start == words[index].end
+            and (words[index].bare() or "").isdigit()
         )
 
     @staticmethod

@@ -72,16 +72,21 @@ def _unknown_escape(word: str, warning: str) -> str:
     return f"{warning}: systemd warns and keeps it as written in {word!r}"
 
 
+def _may_follow(char: str, seen: str) -> bool:
+    """Whether a prefix character counts after `seen`; `+`, `!` and `!!` exclude each other."""
+    if char in "-@:":
+        return char not in seen
+    if char == "+":
+        return "+" not in seen and "!" not in seen
+    return char == "!" and "+" not in seen and seen.count("!") < 2
+
+
 def _prefixes(word: str) -> tuple[str, str]:
     seen = ""
     for char in word:
-        privileged = any(c in seen for c in "+!")
-        if (char in "-@:" and char not in seen) or (char == "+" and not privileged):
-            seen += char
-        elif char == "!" and "+" not in seen and seen.count("!") < 2:
-            seen += char
-        else:
+        if not _may_follow(char, seen):
             break
+        seen += char
     return seen, word[len(seen) :]
 
 
@@ -195,5 +200,3 @@ def expand_word(word: str, env: Mapping[str, str], seen: Expanded) -> str:
         out += [word[start:at], env.get(name, "")]
         start = at = stop.end()
     return "".join(out) + word[start:]
-
-

@@ -29,7 +29,10 @@ def text(unit: UnitFact, mode: str, command: str, ours: Mapping[str, str], secre
         else:
             out.append(f"Environment={quote_assignment(variable, value)}")
     out += [f"Environment={quote_assignment(n, v)}" for n, v in ours.items()]
-    out += [f"EnvironmentFile={'-' if f.optional else ''}{f.path.replace('%', '%%')}" for f in unit.environment_files]
+    out += [
+        f"EnvironmentFile={'-' if f.optional else ''}{f.path.replace('%', '%%')}"
+        for f in unit.environment_files
+    ]
     if secrets_file:
         out.append(f"EnvironmentFile={secrets_file}")
     for key, setting in settings.items():

@@ -42,7 +42,9 @@ def _percent(text: str) -> str:
 
 def _argument(word: str, secrets: Mapping[str, object]) -> str:
     """Quote an argument in which `${NAME}` of a secret stays a reference."""
-    return quote_word("".join(p if ref else p.replace("%", "%%").replace("$", "$$") for p, ref in pieces(word, secrets)))
+    return quote_word(
+        "".join(p if ref else p.replace("%", "%%").replace("$", "$$") for p, ref in pieces(word, secrets))
+    )
 
 
 def pieces(word: str, secrets: Mapping[str, object]) -> list[tuple[str, bool]]:
@@ -83,7 +85,10 @@ def _launcher_word(outer: Sequence[str], index: int, path_first: str | None, hos
     if word.startswith("PYTHONPATH="):
         held = word.partition("=")[2]
         return f"PYTHONPATH={path_first}" + (f":{held}" if held else "")
-    if (word in ("-u", "--unset") and outer[index + 1] == "PYTHONPATH") or word in ("-uPYTHONPATH", "--unset=PYTHONPATH"):
+    if (word in ("-u", "--unset") and outer[index + 1] == "PYTHONPATH") or word in (
+        "-uPYTHONPATH",
+        "--unset=PYTHONPATH",
+    ):
         raise PreconditionFailed(
             "the unit's env(1) removes PYTHONPATH, which a patched mode needs", host=host,
             next="remove `-u PYTHONPATH` from ExecStart=, then adopt again",
@@ -93,7 +98,11 @@ def _launcher_word(outer: Sequence[str], index: int, path_first: str | None, hos
 
 def _extra(outer: Sequence[str], index: int, ours: Mapping[str, str], path_first: str | None) -> list[str]:
     """Return assignments for an `env -i` in front of the server, which passes nothing of the unit's on."""
-    if index and _is_env(outer, index) and any(w in ("-i", "-", "--ignore-environment") for w in outer[:index]):
+    if (
+        index
+        and _is_env(outer, index)
+        and any(w in ("-i", "-", "--ignore-environment") for w in outer[:index])
+    ):
         held = any(w.startswith("PYTHONPATH=") for w in outer[:index])
         return [quote_word(_percent(f"{n}={v}")) for n, v in ours.items() if not (held and n == "PYTHONPATH")]
     return []

@@ -13,6 +13,7 @@ from ruamel.yaml.scalarstring import DoubleQuotedScalarString
 
 from ddtree_ops.config.document import read_document
 from ddtree_ops.config.problems import ConfigProblem, Problem, dotted
+from ddtree_ops.core.modes import scan
 
 SERVER = "@SERVER@"
 Sha = str | None
@@ -122,17 +123,30 @@ class Facts(_Fact):
     capabilities: CapabilityFact = Field(default_factory=CapabilityFact)
     model: ModelFact = Field(default_factory=ModelFact)
 
+    @property
+    def port(self) -> int | None:
+        """The port that the adopted command line names, None where it names none."""
+        spans = {s.name: s.value for s in scan(self.unit.exec.argv if self.unit.exec else [])}
+        text = spans.get("--port") or ""
+        return int(text) if text.isdecimal() else None
+
 
 def load_facts(path: Path) -> Facts:
     """Load facts. Raises ConfigProblem with file:line:col for each fault."""
-    document = read_document(path, frozenset({"environment", "settings", "unit_section", "install_section", "recorded"}))
+    document = read_document(
+        path, frozenset({"environment", "settings", "unit_section", "install_section", "recorded"})
+    )
     if document.problems:
         raise ConfigProblem(path, document.problems, next="ddtree-ops adopt --host HOST")
     try:
         return Facts.model_validate(document.data)
     except ValidationError as error:
         faults = [
-            Problem(*document.place(tuple(d["loc"])), dotted(tuple(d["loc"])), d["msg"].removeprefix("Value error, "))
+            Problem(
+                *document.place(tuple(d["loc"])),
+                dotted(tuple(d["loc"])),
+                d["msg"].removeprefix("Value error, "),
+            )
             for d in error.errors(include_url=False, include_input=False)
         ]
         raise ConfigProblem(path, faults, next="ddtree-ops adopt --host HOST") from None
@@ -145,7 +159,14 @@ def dump_facts(facts: Facts) -> str:
     yaml.indent(mapping=2, sequence=4, offset=2)
     out = io.StringIO()
     out.write("# Recorded by `ddtree-ops adopt`: what runs on this host. No secret values; commit it.\n")
-    yaml.dump(_plain(facts.model_dump(mode="json", exclude_defaults=False)), out)
+    yaml.representer.add_representer(
+        type(None), lambda r, _: r.represent_scalar("tag:yaml.org,2002:null", "null")
+    )
+    data = facts.model_dump(mode="json")
+    for optional in ("outer", "path"):
+        if data["unit"]["exec"] and data["unit"]["exec"][optional] is None:
+            del data["unit"]["exec"][optional]
+    yaml.dump(_plain(data), out)
     return out.getvalue()
 
 
@@ -155,8 +176,18 @@ def _plain(value: Any) -> Any:
     if isinstance(value, list):
         return [_plain(v) for v in value]
     # Numbers, booleans and the like as text are quoted, so that every YAML reader takes them for text.
-    if isinstance(value, str) and not re.fullmatch(r"[A-Za-z/@][A-Za-z0-9/._@+-]*", value):
+    if isinstance(value, str) and not re.fullmatch(r"-{0,2}[A-Za-z/@][A-Za-z0-9/._@+-]*", value):
         return DoubleQuotedScalarString(value)
-    if isinstance(value, str) and value.lower() in ("y", "n", "yes", "no", "on", "off", "true", "false", "null"):
+    if isinstance(value, str) and value.lower() in (
+        "y",
+        "n",
+        "yes",
+        "no",
+        "on",
+        "off",
+        "true",
+        "false",
+        "null",
+    ):
         return DoubleQuotedScalarString(value)
     return value

@@ -18,7 +18,8 @@ def flags_at(argv: Sequence[str]) -> int:
     found = locate(list(argv))
     if found is None:
         raise PreconditionFailed(
-            f"the recorded command {' '.join(argv[:4])} starts no SGLang server", next="ddtree-ops adopt --host HOST"
+            f"the recorded command {' '.join(argv[:4])} starts no SGLang server",
+            next="ddtree-ops adopt --host HOST",
         )
     return found.flags
 
@@ -29,7 +30,8 @@ def check_patched(host: str, unit: UnitFact, fact: ExecFact, patched: bool) -> N
         name = (dropin.path or "").rpartition("/")[2]
         if name > OURS[0] and dropin.sets:
             raise PreconditionFailed(
-                f"the operator's drop-in {dropin.path} sorts after {OURS[0]} and sets {', '.join(dropin.sets)}: it would win",
+                f"the operator's drop-in {dropin.path} sorts after {OURS[0]} and would win: "
+                f"it sets {', '.join(dropin.sets)}",
                 host=host,
                 next=f"rename it to sort before {OURS[0]}, systemctl daemon-reload, then adopt again",
             )
@@ -42,7 +44,11 @@ def check_patched(host: str, unit: UnitFact, fact: ExecFact, patched: bool) -> N
                 next=f"move PYTHONPATH from {file.path} to an Environment= line, then adopt again",
             )  # fmt: skip
     unset = unit.settings.get("UnsetEnvironment", [])
-    if any(re.match(r"PYTHONPATH(?:=|$)", w) for line in ([unset] if isinstance(unset, str) else unset) for w in line.split()):
+    if any(
+        re.match(r"PYTHONPATH(?:=|$)", w)
+        for line in ([unset] if isinstance(unset, str) else unset)
+        for w in line.split()
+    ):
         raise PreconditionFailed(
             "the unit removes PYTHONPATH (UnsetEnvironment=)", host=host, next="remove it, then adopt again"
         )
@@ -58,5 +64,7 @@ def check_patched(host: str, unit: UnitFact, fact: ExecFact, patched: bool) -> N
             plain = path.lstrip("-+").split(":")[0].rstrip("/")
             if f"{_STORE}/".startswith(f"{plain}/"):
                 raise PreconditionFailed(
-                    f"the unit hides {_STORE} ({key}={path})", host=host, next=f"remove {key}={path}, then adopt again"
+                    f"the unit hides {_STORE} ({key}={path})",
+                    host=host,
+                    next=f"remove {key}={path}, then adopt again",
                 )

@@ -5,7 +5,12 @@ Read off systemd 252's own parser table; NEWER names what later releases added, 
 
 from __future__ import annotations
 
-UNIT = frozenset(
+
+def _names(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+UNIT = _names(
     """
     After AllowIsolate AssertACPower AssertArchitecture AssertCPUFeature AssertCPUPressure AssertCPUs
     AssertCapability AssertControlGroupController AssertCredential AssertDirectoryNotEmpty
@@ -29,9 +34,9 @@ UNIT = frozenset(
     RequiresMountsFor RequiresOverridable Requisite RequisiteOverridable SourcePath StartLimitAction
     StartLimitBurst StartLimitInterval StartLimitIntervalSec StopPropagatedFrom StopWhenUnneeded
     SuccessAction SuccessActionExitStatus Upholds Wants
-    """.split()
+    """
 )
-SERVICE = frozenset(
+SERVICE = _names(
     """
     AllowedCPUs AllowedMemoryNodes AmbientCapabilities AppArmorProfile BPFProgram BindPaths
     BindReadOnlyPaths BlockIOAccounting BlockIODeviceWeight BlockIOReadBandwidth BlockIOWeight
@@ -74,12 +79,12 @@ SERVICE = frozenset(
     TimeoutStartSec TimeoutStopFailureMode TimeoutStopSec TimerSlackNSec Type UMask
     USBFunctionDescriptors USBFunctionStrings UnsetEnvironment User UtmpIdentifier UtmpMode WatchdogSec
     WatchdogSignal WorkingDirectory
-    """.split()
+    """
 )
-INSTALL = frozenset(
+INSTALL = _names(
     """
     Alias Also DefaultInstance RequiredBy WantedBy
-    """.split()
+    """
 )
 SECTIONS = {"Unit": UNIT, "Service": SERVICE, "Install": INSTALL}
 NEWER = {
@@ -92,14 +97,14 @@ NEWER = {
 }  # fmt: skip
 
 # Assignments add up (an empty one clears, but for dependencies); of all others the last counts.
-DEPENDENCIES = frozenset(
+DEPENDENCIES = _names(
     """
     After Before Wants Requires Requisite BindsTo PartOf Upholds Conflicts OnFailure OnSuccess
     PropagatesReloadTo ReloadPropagatedFrom PropagatesStopTo StopPropagatedFrom JoinsNamespaceOf
     RequiresMountsFor WantedBy RequiredBy Alias Also
-    """.split()
+    """
 )
-LISTS = DEPENDENCIES | frozenset(
+LISTS = DEPENDENCIES | _names(
     """
     ExecCondition ExecStartPre ExecStart ExecStartPost ExecReload ExecStop ExecStopPost Environment
     EnvironmentFile PassEnvironment UnsetEnvironment ReadWritePaths ReadOnlyPaths InaccessiblePaths ExecPaths
@@ -108,7 +113,7 @@ LISTS = DEPENDENCIES | frozenset(
     SetCredentialEncrypted SystemCallFilter RestrictAddressFamilies AmbientCapabilities CapabilityBoundingSet
     IPAddressAllow IPAddressDeny TemporaryFileSystem SuccessExitStatus RestartPreventExitStatus
     RestartForceExitStatus LogExtraFields Documentation ImportCredential Sockets SystemCallArchitectures
-    """.split()
+    """
 )
 
 

@@ -61,10 +61,20 @@ def _files(meaning: Meaning, exists: Exists) -> list[Finding]:
     out = []
     directory = meaning.service("WorkingDirectory")
     if directory.startswith("/") and exists(directory) is False:
-        out.append(Finding("error", "working-directory", f"WorkingDirectory={directory} does not exist: status=200/CHDIR"))
+        out.append(
+            Finding(
+                "error", "working-directory", f"WorkingDirectory={directory} does not exist: status=200/CHDIR"
+            )
+        )
     for path, optional in meaning.environment_files:
         if not optional and not re.search(r"[*?\[]", path) and exists(path) is False:
-            out.append(Finding("error", "environment-file", f"EnvironmentFile={path} does not exist: the unit fails to start"))
+            out.append(
+                Finding(
+                    "error",
+                    "environment-file",
+                    f"EnvironmentFile={path} does not exist: the unit fails to start",
+                )
+            )
     return out
 
 
@@ -87,7 +97,13 @@ def _variables(meaning: Meaning, known: frozenset[str]) -> list[Finding]:
             unset = expand_argv(command.argv, env).unset if command.expands else []
             for name in dict.fromkeys(unset):
                 if not _AT_RUN.fullmatch(name):
-                    out.append(Finding("error", "unset-variable", f"{key}= uses ${name}, which nothing sets: it becomes nothing"))
+                    out.append(
+                        Finding(
+                            "error",
+                            "unset-variable",
+                            f"{key}= uses ${name}, which nothing sets: it becomes nothing",
+                        )
+                    )
     return out
 
 
@@ -98,8 +114,16 @@ def _json(meaning: Meaning) -> list[Finding]:
         for command in meaning.commands.get(key, []):
             for word in command.argv[1:]:
                 value = word.partition("=")[2] if word.startswith("--") else word
-                if re.fullmatch(r"\{.*:.*\}", value, re.DOTALL) and not value.startswith("{{") and not _is_json(value):
-                    out.append(Finding("error", "unquoted-json", f"{key}=: {value[:60]} is no JSON: quote the argument"))
+                if (
+                    re.fullmatch(r"\{.*:.*\}", value, re.DOTALL)
+                    and not value.startswith("{{")
+                    and not _is_json(value)
+                ):
+                    out.append(
+                        Finding(
+                            "error", "unquoted-json", f"{key}=: {value[:60]} is no JSON: quote the argument"
+                        )
+                    )
     return out
 
 
@@ -117,9 +141,16 @@ def _late_dropins(raw: RawUnit) -> list[Finding]:
         name = file.path.rpartition("/")[2]
         for item in parse(file.text or "", file.path, raw.systemd).assignments:
             takes = item.key == "ExecStart" or (
-                item.key in ("Environment", "UnsetEnvironment") and (not item.value or "PYTHONPATH" in item.value)
+                item.key in ("Environment", "UnsetEnvironment")
+                and (not item.value or "PYTHONPATH" in item.value)
             )
             if takes and name > OURS[0]:
                 what = "PYTHONPATH" if "PYTHONPATH" in item.value else f"{item.key}="
-                out.append(Finding("error", "late-dropin", f"{file.path} sorts after {OURS[0]} and sets {what}: it would win"))
+                out.append(
+                    Finding(
+                        "error",
+                        "late-dropin",
+                        f"{file.path} sorts after {OURS[0]} and sets {what}: it would win",
+                    )
+                )
     return out

@@ -9,17 +9,18 @@ from typing import Any
 from ddtree_ops.config.model import HostConfig
 from ddtree_ops.config.secrets import SecretRef
 from ddtree_ops.core.errors import PreconditionFailed, UsageProblem
-from ddtree_ops.core.modes import Added, Modes, Rewritten, rewrite, scan
+from ddtree_ops.core.modes import BASELINE, Modes, Rewritten, rewrite, scan
 from ddtree_ops.units import effective
 from ddtree_ops.units.execline import exec_value
 from ddtree_ops.units.facts import ExecFact, Facts, SecretName
 from ddtree_ops.units.guard import check_patched, flags_at
+from ddtree_ops.units.raw import RawFile, RawUnit
 from ddtree_ops.units.templates import fill
+from ddtree_ops.units.unit import merge
 
 RELEASE = "@RELEASE@"
 OVERLAY = f"/opt/ddtree/releases/{RELEASE}/overlay"
 SECRETS_FILE = "/etc/ddtree/secrets.env"
-BASELINE = "baseline"
 
 
 @dataclass(frozen=True)
@@ -28,7 +29,8 @@ class Rendered:
 
     dropin: None for the baseline and for a host without a service. effective: the whole unit as systemd would see it.
     argv: the server's, `${NAME}` for secrets. env: the unit's variables, secrets as `${NAME}`. patched: whether the
-    release's overlay is on PYTHONPATH. secrets: names that /etc/ddtree/secrets.env must hold.
+    release's overlay is on PYTHONPATH. exec_argv: ExecStart= as `systemctl show` reads it, before variables. secrets: names that /etc/ddtree/secrets.env must hold. unit_secrets: names that the unit
+    itself sets.
     """
 
     host: str
@@ -37,14 +39,16 @@ class Rendered:
     effective: str
     argv: list[str]
     env: dict[str, str]
+    exec_argv: list[str] = field(default_factory=list)
     patched: bool = False
     dropped: list[list[str]] = field(default_factory=list)
     set: list[tuple[str, str | None]] = field(default_factory=list)
-    added: list[Added] = field(default_factory=list)
+    added: list[tuple[str, str]] = field(default_factory=list)
     loses: list[str] = field(default_factory=list)
     state: dict[str, Any] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     secrets: list[str] = field(default_factory=list)
+    unit_secrets: list[str] = field(default_factory=list)
 
 
 def render(host: HostConfig, facts: Facts, mode: str, modes: Modes) -> Rendered:
@@ -58,7 +62,7 @@ def render(host: HostConfig, facts: Facts, mode: str, modes: Modes) -> Rendered:
     if adopted:
         _agree(host, fact.argv)
     change = _change(host, facts, fact.argv, mode, modes)
-    patched = mode != BASELINE and modes.get(mode).patched
+    patched = modes.patched(mode)
     if mode != BASELINE and adopted:
         check_patched(host.name, facts.unit, fact, patched)
     secrets = sorted({n for n, s in fact.secrets.items() if s == "captured"} | set(_secret_names(host)))
@@ -77,9 +81,16 @@ def render(host: HostConfig, facts: Facts, mode: str, modes: Modes) -> Rendered:
         dropin = None if mode == BASELINE else fill("dropin.conf.j2", **shared)
         whole = effective.text(facts.unit, mode, command, ours, shared["secrets_file"])
     return Rendered(
-        host.name, mode, dropin, whole, change.argv, _all_environment(facts, ours), patched, change.dropped,
+        host.name, mode, dropin, whole, change.argv, _all_environment(facts, ours), _read_back(whole, facts), patched, change.dropped,
         change.set, change.added, change.loses, change.state, list(facts.unit.notes), secrets,
+        sorted({n for n, s in fact.secrets.items() if s == "unit"}),
     )  # fmt: skip
+
+
+def _read_back(text: str, facts: Facts) -> list[str]:
+    """Read our own ExecStart= by systemd's rules, as the host will."""
+    meaning = merge(RawUnit(facts.service, RawFile(facts.service, text)))
+    return list(meaning.commands["ExecStart"][0].argv)
 
 
 def _change(host: HostConfig, facts: Facts, argv: Sequence[str], mode: str, modes: Modes) -> Rewritten:
@@ -123,9 +134,19 @@ def _fresh(host: HostConfig, facts: Facts) -> ExecFact:
     for key, value in (("interpreter", interpreter), ("model", host.model)):
         if not value:
             raise UsageProblem(
-                f"a host without a service needs the host key {key}", host=host.name, next=f"set {key}: in hosts.yaml"
+                f"a host without a service needs the host key {key}",
+                host=host.name,
+                next=f"set {key}: in hosts.yaml",
             )
-    argv = [str(interpreter), "-m", "sglang.launch_server", "--model-path", str(host.model), "--host", "127.0.0.1"]
+    argv = [
+        str(interpreter),
+        "-m",
+        "sglang.launch_server",
+        "--model-path",
+        str(host.model),
+        "--host",
+        "127.0.0.1",
+    ]
     argv += ["--port", str(host.port or 30000), "--tp-size", str(host.tp or 1)]
     return ExecFact(argv=argv)
 

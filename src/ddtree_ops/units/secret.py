@@ -7,8 +7,12 @@ import re
 from ddtree_ops.config.secrets import looks_secret
 
 OPEN, CLOSE = "\ue000", "\ue001"
-_FLAG = re.compile(r"--?(?:[a-z0-9]+[-_])*(?:api[-_]?key|token|password|passwd|secret|secret[-_]key|access[-_]key)")
-_NAME = re.compile(r"PASSWORD|PASSWD|PASSPHRASE|CREDENTIAL|(?:^|_)(?:SECRET|API_?KEY|TOKEN)(?:_|$)", re.IGNORECASE)
+_FLAG = re.compile(
+    r"--?(?:[a-z0-9]+[-_])*(?:api[-_]?key|token|password|passwd|secret|secret[-_]key|access[-_]key)"
+)
+_NAME = re.compile(
+    r"PASSWORD|PASSWD|PASSPHRASE|CREDENTIAL|(?:^|_)(?:SECRET|API_?KEY|TOKEN)(?:_|$)", re.IGNORECASE
+)
 _NOT_NAME = re.compile(r"_(?:FILE|PATH|DIR)$|^(?:MAX|NUM)_|PARALLELISM", re.IGNORECASE)
 SHAPES = re.compile(
     r"\b(?:hf_[A-Za-z0-9]{16,}|sk-[A-Za-z0-9_-]{12,}|gh[pousr]_[A-Za-z0-9]{20,}|AKIA[0-9A-Z]{16}|xox[abp]-[A-Za-z0-9-]{10,})"

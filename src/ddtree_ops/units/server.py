@@ -8,7 +8,9 @@ from dataclasses import dataclass
 _PYTHON = re.compile(r"(?:.*/)?(?:python|pypy)[0-9.]*(?:-[a-z]+)?")
 _SHELL = re.compile(r"(?:.*/)?(?:ba|da|z|k)?sh")
 _MODULES = frozenset({"sglang.launch_server", "sglang.srt.entrypoints.http_server", "sglang"})
-_CONTAINERS = frozenset({"docker", "podman", "nerdctl", "apptainer", "singularity", "docker-compose", "kubectl"})
+_CONTAINERS = frozenset(
+    {"docker", "podman", "nerdctl", "apptainer", "singularity", "docker-compose", "kubectl"}
+)
 _REFUSED = {
     "sudo": "sudo drops the environment", "su": "su starts a login of its own", "runuser": "runuser starts a session",
     "ssh": "the server runs on another host", "srun": "the server runs under Slurm", "tmux": "tmux detaches it",
@@ -19,7 +21,20 @@ _LAUNCHERS: dict[str, frozenset[str]] = {
     "env": frozenset({"-u", "--unset", "-C", "--chdir"}),
     "nice": frozenset({"-n", "--adjustment"}),
     "ionice": frozenset({"-c", "-n", "--class", "--classdata"}),
-    "numactl": frozenset("-i -m -N -C -p --interleave --membind --cpunodebind --physcpubind --preferred".split()),
+    "numactl": frozenset(
+        {
+            "-i",
+            "-m",
+            "-N",
+            "-C",
+            "-p",
+            "--interleave",
+            "--membind",
+            "--cpunodebind",
+            "--physcpubind",
+            "--preferred",
+        }
+    ),
     "taskset": frozenset(),
     "chrt": frozenset(),
     "stdbuf": frozenset({"-i", "-o", "-e"}),

@@ -98,14 +98,14 @@ def parse(text: str, path: str, version: int = 252) -> Parsed:
     return result
 
 
-def _assign(
-    result: Parsed, section: str | None, private: bool, joined: str, line: int, version: int
-) -> None:
+def _assign(result: Parsed, section: str | None, private: bool, joined: str, line: int, version: int) -> None:
     def ignore(why: str) -> None:
         result.ignored.append(Ignored(joined, result.path, line, why))
 
     if section is None:
-        ignore("it stands in a section that systemd does not read" if private else "it stands before any section")
+        ignore(
+            "it stands in a section that systemd does not read" if private else "it stands before any section"
+        )
         return
     name, equals, value = joined.partition("=")
     name = name.strip(WHITESPACE)
@@ -116,6 +116,4 @@ def _assign(
     elif why := keys.verdict(section, name, version):
         ignore(why)
     else:
-        result.assignments.append(
-            Assignment(section, name, value.strip(WHITESPACE), result.path, line)
-        )
+        result.assignments.append(Assignment(section, name, value.strip(WHITESPACE), result.path, line))

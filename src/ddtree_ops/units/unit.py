@@ -12,9 +12,19 @@ from ddtree_ops.units.raw import RawFile, RawUnit
 from ddtree_ops.units.specifiers import BadSpecifier, Specifiers
 from ddtree_ops.units.syntax import Assignment, Ignored, parse
 
-COMMANDS = ("ExecCondition", "ExecStartPre", "ExecStart", "ExecStartPost", "ExecReload", "ExecStop", "ExecStopPost")
+COMMANDS = (
+    "ExecCondition",
+    "ExecStartPre",
+    "ExecStart",
+    "ExecStartPost",
+    "ExecReload",
+    "ExecStop",
+    "ExecStopPost",
+)
 # Settings that others read as plain values: specifiers are resolved.
-RESOLVED = frozenset({"User", "Group", "WorkingDirectory", "StandardOutput", "StandardError", "RootDirectory"})
+RESOLVED = frozenset(
+    {"User", "Group", "WorkingDirectory", "StandardOutput", "StandardError", "RootDirectory"}
+)
 _USER = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*\$?|[0-9]+")
 Setting = str | list[str]
 
@@ -67,7 +77,9 @@ def merge(raw: RawUnit) -> Meaning:
                     meaning.fatal = meaning.fatal or f"{assignment.key}= {fatal}"
                     continue
                 at = where(assignment.path, assignment.line)
-                meaning.notes.append(f"{at}: {assignment.key}= {fatal}: systemd ignores the rest of this drop-in")
+                meaning.notes.append(
+                    f"{at}: {assignment.key}= {fatal}: systemd ignores the rest of this drop-in"
+                )
                 break
     return meaning
 
@@ -139,7 +151,9 @@ def _environment_file(meaning: Meaning, item: Assignment, specifiers: Specifiers
     optional = path.startswith("-")
     path = path.removeprefix("-")
     if not path.startswith("/"):
-        meaning.notes.append(f"{at}: EnvironmentFile={path} is not absolute (quotes are not removed), systemd ignores it")
+        meaning.notes.append(
+            f"{at}: EnvironmentFile={path} is not absolute (quotes are not removed), systemd ignores it"
+        )
         return
     meaning.environment_files.append((path, optional))
 

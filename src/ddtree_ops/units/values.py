@@ -4,6 +4,11 @@ from __future__ import annotations
 
 import re
 
+
+def _names(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
 _ENUMS = {
     "Restart": "no on-success on-failure on-abnormal on-watchdog on-abort always",
     "Type": "simple forking oneshot dbus notify idle exec notify-reload",
@@ -12,14 +17,16 @@ _ENUMS = {
     "OOMPolicy": "continue stop kill",
     "ExitType": "main cgroup",
 }
-_BOOLS = frozenset(
+_BOOLS = _names(
     """
     RemainAfterExit GuessMainPID SendSIGKILL SendSIGHUP IgnoreSIGPIPE PrivateTmp PrivateDevices PrivateNetwork
     NoNewPrivileges DynamicUser DefaultDependencies MemoryAccounting TasksAccounting CPUAccounting PrivateUsers
-    """.split()
+    """
 )
-_BOOL = frozenset("1 yes y true t on 0 no n false f off".split())
-_TIMES = frozenset("TimeoutSec TimeoutStartSec TimeoutStopSec TimeoutAbortSec RestartSec RuntimeMaxSec WatchdogSec".split())
+_BOOL = _names("1 yes y true t on 0 no n false f off")
+_TIMES = _names(
+    "TimeoutSec TimeoutStartSec TimeoutStopSec TimeoutAbortSec RestartSec RuntimeMaxSec WatchdogSec"
+)
 _SECONDS = {
     "": 1.0, "s": 1, "sec": 1, "second": 1, "seconds": 1, "m": 60, "min": 60, "minute": 60, "minutes": 60,
     "h": 3600, "hr": 3600, "hour": 3600, "hours": 3600, "d": 86400, "day": 86400, "days": 86400,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -61,9 +62,14 @@ class Vault:
         for held in self.values.values():
             if len(held.reveal()) >= 4:
                 text = text.replace(held.reveal(), "***")
-        for pattern, group in ((secret.CONTEXTS, "value"), (secret.SHAPES, 0)):
-            text = pattern.sub(lambda m, g=group: m[0].replace(m[g], "***") if secret.OPEN not in m[0] else m[0], text)
+        text = secret.CONTEXTS.sub(lambda m: _blot(m, "value"), text)
+        text = secret.SHAPES.sub(lambda m: _blot(m, 0), text)
         return secret.unmark(text)
+
+
+def _blot(match: re.Match[str], group: str | int) -> str:
+    """Return what was matched with the credential in it as ***; a mark is none."""
+    return match[0] if secret.OPEN in match[group] else match[0].replace(match[group], "***")
 
 
 def hide_argument(vault: Vault, flag: str | None, word: str) -> str:

@@ -9,7 +9,9 @@ import tempfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-_NOISE = re.compile(r"is not executable: |Failed to (?:load|open|add|prepare) |Cannot add dependency|bind mount")
+_NOISE = re.compile(
+    r"is not executable: |Failed to (?:load|open|add|prepare) |Cannot add dependency|bind mount"
+)
 
 
 def available() -> bool:
