@@ -139,7 +139,12 @@ class LiveLines(PlainLines):
         from rich.text import Text
 
         if self.live is None:
-            self.live = Live(console=Console(stderr=True), transient=True, refresh_per_second=8)
+            self.live = Live(
+                console=Console(stderr=True),
+                transient=True,
+                refresh_per_second=8,
+                redirect_stdout=False,  # or the JSON lines would go to the terminal
+            )
             self.live.start()
         self.live.update(
             Group(*(Spinner("dots", Text(f" {host}  {what}")) for host, what in self.now.items()))

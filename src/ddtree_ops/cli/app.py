@@ -23,7 +23,7 @@ class Verbs(LazyGroup):
     table = {
         "init": _verb("init", "Write a commented hosts.yaml."),
         "adopt": _verb("adopt", "Read the service that runs on a host into facts/HOST.yaml."),
-        "render": _verb("render", "Units for every host and mode, from committed files; what CI runs."),
+        "render": _verb("render", "Units of every host and mode from committed files, for CI."),
         "doctor": _verb("doctor", "Preflight alone: facts and verdicts, nothing touched."),
         "snapshot": _verb("snapshot", "Fetch the engine's sources from a host, verified."),
         "plan": _verb("plan", "What a deploy would change, with diffs."),
@@ -76,6 +76,8 @@ def run(argv: list[str]) -> int:
 
     try:
         result: Any = typer.main.get_command(app).main(argv, prog_name="ddtree-ops", standalone_mode=False)
+        if result == Detached.exit_code:  # typer's word for Ctrl-C
+            raise KeyboardInterrupt
         return result if isinstance(result, int) and not isinstance(result, bool) else 0
     except OpsError as error:
         return _failure.report(error, argv)
