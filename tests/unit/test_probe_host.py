@@ -118,6 +118,17 @@ def test_a_section_that_hangs_is_unknown_and_does_not_hold_the_others() -> None:
     assert fast["x"] == 1
 
 
+def test_only_a_listening_socket_holds_a_port() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        client = socket.create_connection(("127.0.0.1", port))
+        accepted, _ = server.accept()
+        mine = probe_unit.listeners(port, "")["owners"]
+    with client, accepted:
+        assert [(owner["pid"], owner["ours"]) for owner in mine] == [(os.getpid(), False)]
+        assert probe_unit.listeners(port, "")["owners"] == []
+
+
 def test_a_missing_interpreter_is_named(host: dict[str, str]) -> None:
     facts = probe.probe({"service": "sglang.service", "interpreter": "/no/such/python3"})
     assert facts["launch"]["exists"] is False
@@ -203,7 +214,7 @@ def test_environment_files() -> None:
         ({"StandardOutput": "journal", "StandardError": "inherit"}, "journal"),
         ({"StandardOutput": "append:/var/log/x.log", "StandardError": "inherit"}, "file:/var/log/x.log"),
         ({"StandardOutput": "null", "StandardError": "null"}, "none"),
-        ({"StandardOutput": "journal", "ExecStart": shown("/bin/sh", "-c", "'x | tee -a /l/y.log'")}, "file:/l/y.log"),
+        ({"StandardOutput": "journal", "ExecStart": shown("/bin/sh", "-c", "'x | tee -a /y.log'")}, "file:/y.log"),
         ({}, "none"),
     ],
 )  # fmt: skip
@@ -245,5 +256,5 @@ def test_the_query_is_bounded(tmp_path: Path) -> None:
     slow = tmp_path / "python3"
     slow.write_text("#!/bin/sh\nexec sleep 30\n")
     slow.chmod(0o755)
-    with pytest.raises(RuntimeError, match="python3 gave no answer in 0.3 s$"):
+    with pytest.raises(RuntimeError, match=r"python3 gave no answer in 0\.3 s$"):
         package.query(str(slow), [], {"PATH": os.environ["PATH"]}, "/", timeout=0.3)

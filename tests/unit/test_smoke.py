@@ -252,7 +252,7 @@ def test_the_unit_is_copied_and_no_value_is_in_argv(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(smoke.caps, "systemd_version", lambda: 252)
     env = smoke.environment({"DDTREE_RELEASE": "cd"}, SHOW, "/opt/ddtree/releases/cd/overlay")
     assert env["PYTHONPATH"] == "/opt/ddtree/releases/cd/overlay:/opt/plug"
-    assert (env["A"], env["DDTREE_RELEASE"]) == ("x y", "cd")
+    assert (env["A"], env["DDTREE_RELEASE"], env["PYTHONDONTWRITEBYTECODE"]) == ("x y", "cd", "1")
     argv = smoke.unit_argv("u.service", SHOW, env, 90)
     assert "--property=User=llm" in argv
     assert "--property=WorkingDirectory=-/srv/llm" in argv
