@@ -7,6 +7,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from .problem import LabProblem
+
 MOUNT = Path("/sys/fs/cgroup")
 CPU_PERIOD_US = 100_000
 
@@ -77,26 +79,29 @@ class HostCgroups:
             sweep(directory)
 
     def freeze(self, frozen: bool) -> None:
-        """Stop every process of the host without telling it, or let it go on."""
-        if is_v2():
-            self._file("", "cgroup.freeze").write_text("1" if frozen else "0")
-        else:
-            self._file("freezer", "freezer.state").write_text("FROZEN" if frozen else "THAWED")
+        """Stop every process of the host without telling it, or let it go on.
+
+        By the v2 hierarchy wherever there is one: what the v1 freezer holds cannot even be killed.
+        """
+        for directory in self.directories:
+            if (directory / "cgroup.freeze").exists():
+                (directory / "cgroup.freeze").write_text("1" if frozen else "0")
+                return
+        self._file("freezer", "freezer.state").write_text("FROZEN" if frozen else "THAWED")
 
     def limit_cpu(self, percent: float) -> None:
         """percent of one core, 0 for no limit."""
         quota = int(CPU_PERIOD_US * percent / 100)
         if is_v2():
-            self._file("", "cpu.max").write_text(f"{quota or 'max'} {CPU_PERIOD_US}")
+            (self.directories[0] / "cpu.max").write_text(f"{quota or 'max'} {CPU_PERIOD_US}")
         else:
             self._file("cpu", "cpu.cfs_quota_us").write_text(str(quota or -1))
 
     def _file(self, hierarchy: str, name: str) -> Path:
         for directory in self.directories:
-            mounted = directory.relative_to(MOUNT).parts[0]
-            if is_v2() or hierarchy in mounted.split(","):
+            if hierarchy in directory.relative_to(MOUNT).parts[0].split(","):
                 return directory / name
-        raise FileNotFoundError(f"this machine has no {hierarchy} cgroup hierarchy")
+        raise LabProblem(f"this machine has no {hierarchy} cgroup hierarchy, which the fault needs")
 
 
 def _delegate_v2(parent: Path) -> None:

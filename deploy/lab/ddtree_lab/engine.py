@@ -125,7 +125,7 @@ def _install_standin(root: Path) -> list[str]:
     status, said = capture(words)
     if status:
         raise LabProblem(f"the stand-in was not installed: {last_line(said)}", next=" ".join(words))
-    (root / baseline.SCENARIO.lstrip("/")).write_text("{}\n")
+    (root / baseline.SCENARIO.lstrip("/")).write_text("[]\n")
     _describe_models(root)
     return []
 

@@ -60,6 +60,8 @@ class Port:
         veth, name = f"v{self.number}", self.host
         _ip(f"netns add {name}")
         _ip(f"-n {SWITCH} link add {veth} type veth peer name host0 netns {name}")
+        # The address of a removed host is given to the next one, and nobody may remember it by another MAC.
+        _ip(f"-n {name} link set host0 address 02:00:0a:4d:00:{self.number:02x}")
         _ip(f"-n {name} addr add {self.address}/24 dev host0")
         _ip(f"-n {name} link set lo up")
         _ip(f"-n {name} link set host0 up")
