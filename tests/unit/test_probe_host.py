@@ -126,7 +126,7 @@ def test_only_a_listening_socket_holds_a_port() -> None:
         mine = probe_unit.listeners(port, "")["owners"]
     with client, accepted:
         assert [(owner["pid"], owner["ours"]) for owner in mine] == [(os.getpid(), False)]
-        assert probe_unit.listeners(port, "")["owners"] == []
+        assert probe_unit.listeners(port, "") == {"port": port, "owners": [], "unknown": 0}
 
 
 def test_a_missing_interpreter_is_named(host: dict[str, str]) -> None:
@@ -176,7 +176,7 @@ def test_a_wrapper_script_is_sent_with_the_unit(host: dict[str, str], tmp_path: 
         (["/v/bin/python3.11", "-u", "-X", "utf8", "-m", "s"], ["-u", "-X", "utf8"], "cwd", []),
         (["/v/bin/python3", "-Em", "s", "--y"], ["-E"], "cwd", ["--y"]),
         (["/usr/bin/env", "A=1", "/v/bin/python3", "/srv/run.py", "--y"], [], "/srv", ["--y"]),
-        (["/bin/bash", "-c", "cd /x && exec /v/bin/python3 -m sglang.launch_server --y | tee /log"], [], "cwd", ["--y"]),
+        (["/bin/bash", "-c", "cd /x && exec /v/bin/python3 -m sglang.launch_server --y | tee /l"], [], "cwd", ["--y"]),
         (["/bin/bash", "-lc", "/v/bin/python3 -m sglang.launch_server --y"], [], "cwd", ["--y"]),
     ],
 )  # fmt: skip

@@ -31,7 +31,9 @@ def systemd_version() -> Optional[int]:
 
 
 def load_credential() -> Optional[bool]:
-    """Whether a unit really gets its credential (systemd.exec(5)): containers often break it."""
+    """Whether a unit really gets its credential (systemd.exec(5)): containers often break it. null: not root."""
+    if os.geteuid() != 0:
+        return None
     argv = ["systemd-run", "--wait", "--collect", "--pipe", "--quiet", f"--unit=ddtree-cap-{os.getpid()}"]
     argv += ["--property=LoadCredential=ddtree:/etc/machine-id", "--property=RuntimeMaxSec=10"]
     status, out, _ = systemd.run([*argv, "/bin/sh", "-c", 'cat "$CREDENTIALS_DIRECTORY/ddtree"'], 15)
@@ -45,7 +47,9 @@ def load_credential() -> Optional[bool]:
 
 
 def nft() -> Optional[bool]:
-    """Whether we may make an nft table here. It is empty and goes at once."""
+    """Whether we may make an nft table here. It is empty and goes at once. null: not root."""
+    if os.geteuid() != 0:
+        return None
     if shutil.which("nft", path="/usr/sbin:/sbin:/usr/bin:/bin") is None:
         return False
     name = f"ddtree_probe_{os.getpid()}"

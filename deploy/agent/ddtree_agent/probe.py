@@ -18,7 +18,7 @@ def probe(request: Dict[str, Any]) -> Dict[str, Any]:
     """Collect the facts.
 
     request: {service: str, interpreter?: str, argv?: [str], port?: int, files?: [relpath] | "all",
-    model?: str, draft?: str, measure?: bool}; argv is the server's where the unit hides it (a wrapper).
+    model?: str, draft?: str, measure?: bool = true}; argv is the server's where the unit hides it (a wrapper).
     Returns one object a section: session, service, launch, state, engine, abi, model, storage, port, memory,
     user, gpu, capabilities.
     """
@@ -47,7 +47,7 @@ def probe(request: Dict[str, Any]) -> Dict[str, Any]:
     found["state"] = _section(lambda: probe_unit.state(service), 10)
     found["memory"] = _section(lambda: probe_host.memory(show), 5)
     found["user"] = _section(lambda: probe_host.user(show), 5)
-    found["capabilities"] = _section(lambda: caps.capabilities(show, bool(request.get("measure"))), 40)
+    found["capabilities"] = _section(lambda: caps.capabilities(show, request.get("measure", True)), 40)
     found["launch"] = describe(launch)
     for section in found.values():
         if isinstance(section, dict):

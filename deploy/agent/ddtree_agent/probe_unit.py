@@ -103,14 +103,18 @@ def _listening(port: int) -> "set[str]":
 
 
 def _sockets(pid: int) -> "set[str]":
-    found = set()
+    found: "set[str]" = set()
     try:
-        for fd in os.listdir(f"/proc/{pid}/fd"):
-            target = os.readlink(f"/proc/{pid}/fd/{fd}")
-            if target.startswith("socket:["):
-                found.add(target[8:-1])
+        names = os.listdir(f"/proc/{pid}/fd")
     except OSError:
-        pass  # gone meanwhile, or not ours to read
+        return found  # gone meanwhile, or not ours to read
+    for fd in names:
+        try:
+            target = os.readlink(f"/proc/{pid}/fd/{fd}")
+        except OSError:
+            continue  # closed meanwhile; the others still count
+        if target.startswith("socket:["):
+            found.add(target[8:-1])
     return found
 
 

@@ -22,7 +22,7 @@ def read_unit(request: Dict[str, Any]) -> Dict[str, Any]:
     show = systemd.show(name, probe_unit.properties())
     if not show:
         raise AgentError("precondition", f"systemctl show {name} gave no answer", next="ddtree-ops doctor")
-    facts = probe.probe(dict(request, measure=True))
+    facts = probe.probe(request)
     return {
         "raw": raw_unit(show),
         "engine": {k: v for k, v in facts["engine"].items() if k not in ("files", "ms")},

@@ -11,11 +11,7 @@ from ddtree_ops.cli._options import ConfigOpt, HostOpt, JsonOpt
 if TYPE_CHECKING:
     from ddtree_ops.config import HostConfig, Inventory
     from ddtree_ops.core.finding import Finding
-    from ddtree_ops.core.wanted import Wanted
     from ddtree_ops.units.facts import Facts
-
-#: The probe hashes the whole package and measures capabilities: more silence than another call needs.
-SILENCE_S = 240.0
 
 
 def doctor(
@@ -68,27 +64,17 @@ def doctor(
 def check(inventory: Inventory, host: HostConfig, record: bool) -> list[Finding]:
     """Probe one host and judge what it says. With `record`, write what it says into its facts first."""
     from ddtree_ops.apply.agent import connect
+    from ddtree_ops.apply.prepare import probe, wanted
     from ddtree_ops.core.doctor import examine
+    from ddtree_ops.engine.series import find_series
 
     facts = _facts(inventory, host)
-    wanted = _wanted(inventory, host, facts)
+    series = find_series(host.series, inventory.base)
     with connect(inventory, host) as client:
-        probe = client.call("probe", request(host, facts, wanted), timeout=SILENCE_S)["facts"]
+        seen = probe(client, host, facts, series)
     if record:
-        facts = _record(inventory, host, facts, probe)
-        wanted = _wanted(inventory, host, facts)
-    return examine(probe, wanted)
-
-
-def request(host: HostConfig, facts: Facts | None, wanted: Wanted) -> dict[str, Any]:
-    """What the agent's probe is asked: hosts.yaml's word first, then the adopted unit's."""
-    asked: dict[str, Any] = {"service": host.service, "files": sorted(wanted.base), "measure": True}
-    if facts is not None and facts.unit.exec is not None:
-        asked["argv"] = facts.unit.exec.argv
-    for key in ("interpreter", "port", "model", "draft"):
-        if getattr(host, key) is not None:
-            asked[key] = getattr(host, key)
-    return asked
+        facts = _record(inventory, host, facts, seen)
+    return examine(seen, wanted(host, facts, series, None))
 
 
 def table(name: str, findings: list[Finding]) -> str:
@@ -107,40 +93,6 @@ def _facts(inventory: Inventory, host: HostConfig) -> Facts | None:
 
     path = inventory.facts_path(host.name)
     return load_facts(path) if path.exists() else None
-
-
-def _wanted(inventory: Inventory, host: HostConfig, facts: Facts | None) -> Wanted:
-    from ddtree_ops.core.wanted import Wanted
-
-    base = _base(inventory, host)
-    return Wanted(
-        host=host.name,
-        service=host.service,
-        version=base.get("version"),
-        series=host.series,
-        base=base.get("files", {}),
-        recorded=facts.model_dump(mode="json") if facts is not None else None,
-    )
-
-
-def _base(inventory: Inventory, host: HostConfig) -> dict[str, Any]:
-    """The series' base.json: the engine release and the pre-images that it was made for. Raises UsageProblem."""
-    import json
-
-    from ddtree_ops.core.errors import UsageProblem
-    from ddtree_ops.data import data_dir
-
-    shipped = data_dir("engine_patches") / host.series
-    path = (shipped if shipped.is_dir() else inventory.base / host.series) / "base.json"
-    try:
-        loaded: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        return loaded
-    except (OSError, ValueError) as error:
-        raise UsageProblem(
-            f"series {host.series}: {path} cannot be read: {error}",
-            host=host.name,
-            next="hosts.yaml: series: a directory with base.json in it",
-        ) from None
 
 
 def _record(inventory: Inventory, host: HostConfig, facts: Facts | None, probe: dict[str, Any]) -> Facts:
