@@ -87,6 +87,17 @@ def test_a_document_carries_its_version(capsys: pytest.CaptureFixture[str]) -> N
     assert json.loads(capsys.readouterr().out) == {"schema_version": 1, "ok": True, "name": "ü"}
 
 
+def test_a_log_line_with_a_key_is_shown_without_it(capsys: pytest.CaptureFixture[str]) -> None:
+    line = ev.LogLine("server_args=ServerArgs(api_key='canary-1', hf=hf_canary000000000000000)")
+    with _sinks.open_sink(events=True, verbose=1, stream=io.StringIO()) as sink:
+        sink("ct129", line)
+        sink("ct129", ev.VerdictGiven("FAIL", line="--api-key canary-2"))
+    _sinks.document({"argv": ["--api-key", "canary-3"]})
+    out, err = capsys.readouterr()
+    assert "canary" not in out + err
+    assert "api_key=***" in err
+
+
 SCRIPT = """
 import json, sys, time
 from ddtree_ops.cli._sinks import open_sink

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ddtree_ops.config import ConfigProblem, Secret, SecretRef, load_inventory, redact
-from ddtree_ops.config.secrets import looks_secret
+from ddtree_ops.config.secrets import looks_secret, redact_json
 from ddtree_ops.core.errors import UsageProblem
 
 pytestmark = pytest.mark.tier("main")
@@ -84,10 +84,25 @@ def test_what_looks_like_a_secret(name: str, value: str, secret: bool) -> None:
     assert looks_secret(name, value) is secret
 
 
+def test_redact_json() -> None:
+    Secret('quo"ted-words')
+    value = {
+        "argv": ["--api-key", "abc", "--tp", "2", "--api-key", "${K}"],
+        "n": 1,
+        "t": ['a quo"ted-words', None],
+    }
+    expected = {"argv": ["--api-key", "***", "--tp", "2", "--api-key", "${K}"], "n": 1, "t": ["a ***", None]}
+    assert redact_json(value) == expected
+
+
 def test_redact() -> None:
     Secret("plain-words-9")
     text = "a plain-words-9 --api-key abc --api-key=def Bearer abcdefghij HF_TOKEN=zzz sk-" + "q" * 20
     assert redact(text) == "a *** --api-key *** --api-key=*** Bearer *** HF_TOKEN=*** ***"
+    assert (
+        redact("--api-key ${KEY} HF_TOKEN=${T}") == "--api-key ${KEY} HF_TOKEN=${T}"
+    )  # references stay readable
+    assert redact("ServerArgs(api_key='abc', port=1)") == "ServerArgs(api_key=***, port=1)"
     assert redact("nothing of note: --tp 2 TOKENIZERS_PARALLELISM=false") == (
         "nothing of note: --tp 2 TOKENIZERS_PARALLELISM=false"
     )

@@ -189,6 +189,13 @@ def test_a_jump_host_with_an_unknown_key_is_refused(site: Site) -> None:
     assert error.evidence is not None and "jump-one" in error.evidence
 
 
+def test_the_first_jump_host_is_the_first_to_be_met(site: Site) -> None:
+    each = "Host {0}\n  HostName 127.0.0.1\n  Port {1}\n  HostKeyAlias jump-{0}\n"
+    hops = "".join(each.format(name, site.sshd.port) for name in ("one", "two"))
+    error = fails(site.transport(ssh="  ProxyJump one,two", hosts=hops), "the host key is not in")
+    assert error.evidence is not None and "jump-one" in error.evidence
+
+
 def test_a_jump_that_leads_nowhere_says_so(site: Site) -> None:
     with closing(socket.socket()) as taken:
         taken.bind(("127.0.0.1", 0))  # bound, not listening: refused, and nobody else's

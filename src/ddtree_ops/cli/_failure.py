@@ -38,15 +38,15 @@ def usage_problem(error: Any) -> UsageProblem:
 
 def report(error: OpsError, argv: list[str]) -> int:
     """Print `error` for a person, and for a machine where the command line asked; return its exit code."""
-    from ddtree_ops.config.secrets import redact
+    from ddtree_ops.config.secrets import redact, redact_json
 
     print(redact(f"ddtree-ops: {error}"), file=sys.stderr)
     document = {"schema_version": SCHEMA_VERSION, "ok": False, "error": error.to_json()}
     words = argv[: argv.index("--")] if "--" in argv else argv
     if "--events" in words:
-        print(redact(json.dumps({"ev": "error", **document}, ensure_ascii=False)))
+        print(json.dumps(redact_json({"ev": "error", **document}), ensure_ascii=False))
     elif "--json" in words:
-        print(redact(json.dumps(document, ensure_ascii=False, indent=2)))
+        print(json.dumps(redact_json(document), ensure_ascii=False, indent=2))
     return error.exit_code
 
 

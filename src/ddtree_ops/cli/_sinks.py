@@ -29,13 +29,21 @@ SCHEMA_VERSION = 1
 
 
 def say(text: str) -> None:
-    """A line for the person at the terminal."""
-    print(text, file=sys.stderr, flush=True)
+    """A line for the person at the terminal, without secrets."""
+    from ddtree_ops.config.secrets import redact
+
+    print(redact(text), file=sys.stderr, flush=True)
 
 
 def document(payload: Mapping[str, Any]) -> None:
-    """The one JSON document of a `--json` run; `schema_version` is added here."""
-    print(json.dumps({"schema_version": SCHEMA_VERSION, **payload}, ensure_ascii=False, indent=2), flush=True)
+    """The one JSON document of a `--json` run; `schema_version` is added and secrets are taken out here."""
+    _print_json({"schema_version": SCHEMA_VERSION, **payload}, indent=2)
+
+
+def _print_json(payload: Mapping[str, Any], indent: int | None = None) -> None:
+    from ddtree_ops.config.secrets import redact_json
+
+    print(json.dumps(redact_json(payload), ensure_ascii=False, indent=indent), flush=True)
 
 
 def sentence(event: Event, verbose: int = 0) -> str | None:
@@ -88,7 +96,7 @@ class JsonLines(Sink):
     """`--events`: one object a line on stdout, each with its host."""
 
     def __call__(self, host: str, event: Event) -> None:
-        print(json.dumps({"host": host, **event_json(event)}, ensure_ascii=False), flush=True)
+        _print_json({"host": host, **event_json(event)})
 
 
 class PlainLines(Sink):
@@ -128,9 +136,11 @@ class LiveLines(PlainLines):
     def line(self, text: str) -> None:
         from rich.text import Text
 
+        from ddtree_ops.config.secrets import redact
+
         self._draw()
         assert self.live is not None
-        self.live.console.print(Text(text), soft_wrap=True)
+        self.live.console.print(Text(redact(text)), soft_wrap=True)
 
     def _draw(self) -> None:
         from rich.console import Console, Group

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict, field_validator
 
@@ -16,9 +17,10 @@ _SECRET_NAME = re.compile(
 )
 _SECRET_VALUE = re.compile(r"\b(?:hf_[A-Za-z0-9]{16,}|sk-[A-Za-z0-9_-]{16,}|gh[pousr]_[A-Za-z0-9]{20,})")
 _CONTEXTS = (
-    re.compile(r"(--[a-z-]*(?:api-key|token|password)[= ]+)(\S+)", re.IGNORECASE),
+    re.compile(r"(--[a-z-]*(?:api-key|token|password)[= ]+)((?!\$\{)\S+)", re.IGNORECASE),
+    re.compile(r"(\b[a-z_]*(?:api_key|token|password)=)('[^']+'|\"[^\"]+\")"),
     re.compile(r"(\bBearer )([A-Za-z0-9._~+/=-]{8,})"),
-    re.compile(r"(\b[A-Z0-9_]*(?:TOKEN|SECRET|PASSWORD|API_?KEY|ACCESS_KEY)=)([^\s'\"]+)"),
+    re.compile(r"(\b[A-Z0-9_]*(?:TOKEN|SECRET|PASSWORD|API_?KEY|ACCESS_KEY)=)((?!\$\{)[^\s'\"]+)"),
 )
 _revealed: set[str] = set()
 
@@ -35,6 +37,24 @@ def redact(text: str) -> str:
     for pattern in _CONTEXTS:
         text = pattern.sub(r"\1***", text)
     return _SECRET_VALUE.sub("***", text)
+
+
+def redact_json(value: Any) -> Any:
+    """Return a JSON value with every string redacted, and the word after `--api-key` in a list of words."""
+    if isinstance(value, str):
+        return redact(value)
+    if isinstance(value, dict):
+        return {key: redact_json(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        before = ["", *value]
+        return ["***" if _is_value_of(flag, item) else redact_json(item) for flag, item in zip(before, value)]
+    return value
+
+
+def _is_value_of(flag: object, word: object) -> bool:
+    return (
+        isinstance(flag, str) and isinstance(word, str) and redact(f"{flag} {word}").startswith(f"{flag} ***")
+    )
 
 
 class Secret:
