@@ -139,19 +139,21 @@ def observe(which: str, models: Path, tmp: Path) -> Seen:
     """Three servers at once (imports take the time), a fourth on a taken port, one with a wrong flag."""
     command, env = engine(which, models, tmp)
     metrics = ["--enable-metrics"] if has_prometheus() else []
-    ports = [probes.free_port() for _ in range(3)]
+    ports = probes.free_ports(8)
     with ExitStack() as stack:
 
         def start(name: str, port: int, *more: str) -> Any:
             log = str(tmp / f"{which}-{name}.log")
-            return stack.enter_context(probes.Server([*command, *more], env, log, port))
+            # the engine's own choice of this port is a race when several start at once
+            own = ["--nccl-port", str(ports.pop())]
+            return stack.enter_context(probes.Server([*command, *own, *more], env, log, port))
 
-        main, term, interrupt = (
-            start(f"{i}", port, *(metrics if i == 0 else [])) for i, port in enumerate(ports)
-        )
+        main, term = start("main", ports.pop(), *metrics), start("term", ports.pop())
+        interrupt = start("interrupt", ports.pop())
         statuses = main.statuses_until_ready(180)
         assert statuses[-1:] == [200], main.log()[-3000:]
-        assert term.wait_log(probes.READY, 120) and interrupt.wait_log(probes.READY, 120)
+        for other in (term, interrupt):
+            assert other.wait_log(probes.READY, 120), other.log()[-3000:]
         taken = start("taken", main.port)
         wrong = start("wrong", main.port, "--speculative-algorithm", "DDTREE")
         start_lines = probes.skeleton(main.log()[: main.log().index(probes.READY) + len(probes.READY)])

@@ -69,7 +69,7 @@ def start(home: Path, tmp_path: Path) -> Iterator[Callable[..., Any]]:
         }
         environment |= {"PYTHONDONTWRITEBYTECODE": "1", **env}
         log = tmp_path / f"{len(servers)}.log"
-        servers.append(probes.Server(command, environment, str(log), port or probes.free_port()))
+        servers.append(probes.Server(command, environment, str(log), port or probes.free_ports(1)[0]))
         return servers[-1]
 
     yield run
@@ -142,6 +142,12 @@ def test_unknown_argument_is_argparse_error(start: Callable[..., Any], argv: lis
     server = start(*argv)
     assert server.wait_exit(5) == 2
     assert "invalid choice: 'DDTREE'" in server.log() or "unrecognized arguments: --nonesuch" in server.log()
+
+
+def test_port_above_55535_is_refused(start: Callable[..., Any]) -> None:
+    server = start(port=60361)
+    assert server.wait_exit(5) == 1
+    assert "SGLANG_GRPC_PORT (70361) must be between 1 and 65535" in server.log()
 
 
 def test_missing_draft_is_refused_before_anything_loads(start: Callable[..., Any]) -> None:

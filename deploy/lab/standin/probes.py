@@ -2,6 +2,7 @@
 
 import json
 import os
+import random
 import re
 import signal
 import socket
@@ -25,11 +26,15 @@ ENDPOINTS = [
 READY = "The server is fired up and ready to roll!"
 
 
-def free_port() -> int:
-    """A TCP port of 127.0.0.1 that was free a moment ago."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+def free_ports(count: int) -> List[int]:
+    """Different free TCP ports, below those the kernel hands out itself (and the engine refuses ports above 55535)."""
+    found: List[int] = []
+    while len(found) < count:
+        port = random.randrange(20000, 30000)
+        with socket.socket() as probe:
+            if port not in found and probe.connect_ex(("127.0.0.1", port)) != 0:
+                found.append(port)
+    return found
 
 
 class Server:

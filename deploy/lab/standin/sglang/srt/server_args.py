@@ -12,6 +12,7 @@ logger = logging.getLogger(__name__)
 # Algorithms whose draft proposes a block, so that they need a draft model and refuse logprobs.
 BLOCK_DRAFT_ALGORITHMS = ["DFLASH"]
 SPECULATIVE_ALGORITHMS = ["DFLASH", "EAGLE", "EAGLE3", "NEXTN", "STANDALONE", "NGRAM"]
+GRPC_PORT_DISTANCE = 10000
 SHORT_NAMES = {
     "tensor_parallel_size": "tp_size",
     "pipeline_parallel_size": "pp_size",
@@ -64,6 +65,9 @@ class ServerArgs:
         return read_model_config(self.model_path)
 
     def _resolve(self) -> None:
+        if not 1 <= self.port + GRPC_PORT_DISTANCE <= 65535:
+            grpc = self.port + GRPC_PORT_DISTANCE
+            raise ValueError(f"SGLANG_GRPC_PORT ({grpc}) must be between 1 and 65535")
         config = self.model_config()
         unset = {
             "tokenizer_path": self.model_path,
