@@ -139,7 +139,7 @@ def test_an_exit_with_status_0_before_ready_is_a_failure(host: Host) -> None:
     host.run("print('bye')")
     host.die()
     verdict = judged(observer)
-    assert (verdict.kind, verdict.reason) == ("FAIL", "exited-before-ready")
+    assert (verdict.kind, verdict.reason) == ("FAIL", "exited-0")
     assert "bye" in verdict.context
 
 
@@ -179,9 +179,19 @@ def test_what_was_logged_before_the_observer_is_left_out(host: Host) -> None:
     assert judged(observer).reason == "exit-7"
 
 
+def test_a_unit_that_systemd_forgot_has_ended(host: Host) -> None:
+    observer = Observer("x.service", free_port(), "none")
+    host.run("import time; time.sleep(60)")
+    observer.observe()
+    host.show({"InvocationID": "", "ActiveState": "inactive", "SubState": "dead", "MainPID": 0})
+    assert judged(observer, Expect(log=False)).reason == "exited-0"
+
+
 def test_the_run_before_is_not_the_run_that_is_watched() -> None:
     assert unit_state({"InvocationID": "old", "ActiveState": "failed"}, "old") is None
     assert unit_state({"InvocationID": "", "ActiveState": "inactive"}, "") is None
     assert unit_state({}, "old") is None
+    # `systemctl reset-failed` makes systemd forget a unit that nothing else holds
+    assert unit_state({"InvocationID": "", "ActiveState": "inactive"}, "old") is None
     found = unit_state({"InvocationID": "new", "MainPID": "7", "ExecMainStatus": "[not set]"}, "old")
     assert found is not None and (found.main_pid, found.exec_main_status, found.exited_at) == (7, 0, None)

@@ -265,7 +265,7 @@ def test_an_answer_of_ours_is_needed_whatever_the_log_says() -> None:
 
 
 DEATHS = {
-    "exit 0": (UnitState("inactive", "dead", "success", 0, 0, 1, 0, "new"), "exited-before-ready"),
+    "exit 0": (UnitState("inactive", "dead", "success", 0, 0, 1, 0, "new"), "exited-0"),
     "exit 1": (UnitState("failed", "failed", "exit-code", 0, 1, 1, 0, "new"), "exit-1"),
     "auto-restart": (UnitState("activating", "auto-restart", "exit-code", 0, 3, 1, 0, "new"), "exit-3"),
     "restarted": (UnitState("active", "running", "success", 222, 0, 0, 1, "newer"), "restarted"),
@@ -275,7 +275,7 @@ DEATHS = {
     "exec": (UnitState("failed", "failed", "exit-code", 0, 203, 1, 0, "new"), "exec-failed"),
     "limit": (UnitState("failed", "failed", "timeout", 0, 15, 2, 0, "new"), "start-timeout"),
     "stopped": (UnitState("deactivating", "stop-sigterm", "success", 100, 0, 0, 0, "new"), "stopped"),
-    "remains": (UnitState("active", "exited", "success", 0, 0, 1, 0, "new"), "exited-before-ready"),
+    "remains": (UnitState("active", "exited", "success", 0, 0, 1, 0, "new"), "exited-0"),
 }
 
 

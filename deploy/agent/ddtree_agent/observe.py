@@ -47,12 +47,12 @@ class Observer:
         generations: int = 4,
     ) -> None:
         self._service, self._port, self._host = service, port, host
-        before = (since or {}).get("invocation")
-        self._before = (
-            show(service, ["InvocationID"]).get("InvocationID", "") if before is None else str(before)
-        )
-        place = {key: value for key, value in (since or {}).items() if key != "invocation"}
-        self._log = follow(service, log, place or None, self._before)
+        place = dict(since or {})
+        before = place.pop("invocation", None)
+        if before is None:
+            before = show(service, ["InvocationID"]).get("InvocationID", "")
+        self._before: Optional[str] = str(before)
+        self._log = follow(service, log, place or None, str(before))
         self._http = HttpProbe(f"http://{host}:{port}", headers, generations)
         self._gpu = GpuMeter()
 
@@ -60,6 +60,10 @@ class Observer:
         """Look once; takes as long as one `systemctl show`. Call it about every 0.25 s."""
         props = show(self._service, _PROPS)
         unit = unit_state(props, self._before)
+        if unit is not None:
+            self._before = (
+                None  # from here on an empty invocation is the end of this run (systemd forgot the unit)
+            )
         pids = tree(props.get("ControlGroup", ""), unit.main_pid) if unit is not None else []
         spent = usage(pids)
         whose, holder = owner(self._port, pids, self._host)
@@ -86,10 +90,10 @@ class Observer:
         self._gpu.close()
 
 
-def unit_state(props: Mapping[str, str], before: str) -> Optional[UnitState]:
+def unit_state(props: Mapping[str, str], before: Optional[str]) -> Optional[UnitState]:
     """`systemctl show` as a UnitState; None while it still shows the run `before`, or nothing at all."""
     invocation = props.get("InvocationID", "")
-    if not props or invocation == before:
+    if not props or (before is not None and invocation in ("", before)):
         return None
     exited = _number(props, "ExecMainExitTimestampMonotonic")
     return UnitState(

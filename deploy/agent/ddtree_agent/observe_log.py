@@ -143,24 +143,24 @@ class JournalLog:
             self._child.stdout.close()
 
     def _follow(self) -> "subprocess.Popen[bytes]":
+        unit = self._service if "." in self._service else self._service + ".service"
         where = (
             f"--after-cursor={self._since['cursor']}"
             if "cursor" in self._since
             else f"--since=@{int(self._since.get('since', time.time()))}"
         )
         # Without -a fields over 4096 bytes come as null (journalctl(1)): the engine's argument line is longer.
-        argv = [
-            "journalctl",
-            "--no-pager",
-            "-q",
-            "-f",
-            "--no-tail",
-            "-a",
-            "-o",
-            "json",
-            "-u",
-            self._service,
-            where,
+        argv = ["journalctl", "--no-pager", "-q", "-f", "--no-tail", "-a", "-o", "json", where]
+        # What `-u` matches and more: "Failed to locate executable" comes from a child that systemd has not yet moved
+        # into the unit. Only root's word counts, as anyone may log a line with UNIT= in it.
+        argv += [
+            f"_SYSTEMD_UNIT={unit}",
+            "+",
+            f"UNIT={unit}",
+            "_UID=0",
+            "+",
+            f"OBJECT_SYSTEMD_UNIT={unit}",
+            "_UID=0",
         ]
         child = subprocess.Popen(
             argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, close_fds=True

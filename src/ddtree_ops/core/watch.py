@@ -283,7 +283,7 @@ class Watch:
         assert self._lost_at is not None
         waited = obs.t - self._lost_at
         if self._died_at is not None:
-            waited = max(waited, obs.t - self._died_at - 0.25)
+            waited = max(waited, obs.t - self._died_at - 0.15)
         best = self.scanner.best
         if best is not None and best.rank > 2:
             if waited < _SETTLE or (obs.lines and waited < _SETTLE_MAX):
@@ -293,26 +293,24 @@ class Watch:
         self._conclude(obs)
 
     def _conclude(self, obs: Observation) -> None:
-        best, reason, hint = self.scanner.best, "", ""
+        best, (reason, hint) = self.scanner.best, self._dead or ("", "")
         if self._trouble and self._dead is None and not self.scanner.fatal:
             self._fail(
                 obs, "generation-failed", self._trouble, "the server is up but does not answer requests"
             )
-            return
-        if self._dead is not None:
-            reason, hint = self._dead
-        by_systemd = reason in _SYSTEMD_KNOWS and (best is None or best.rank <= 2)
-        if best is None or by_systemd:
-            line = best.line if best is not None else _systemd_says(obs.unit)
-            context = best.context if best is not None else tuple(self.scanner.recent())
+        elif best is None or (reason and _systemd_knows_better(reason, best)):
+            told = best is not None and not reason.startswith("exited")
+            line = best.line if best is not None and told else _systemd_says(obs.unit)
+            context = best.context if best is not None and told else tuple(self.scanner.recent())
             self._decide(obs, "FAIL", reason, line, context, hint)
-            return
-        phase = self.phase if best.phase == "hold" else best.phase
-        if best.reason == "port-taken" and obs.probe is not None and obs.probe.holder:
-            best = replace(best, hint=f"the port is held by {obs.probe.holder}: stop it, or change the port")
-        self._decide(
-            obs, "ENV" if best.host else "FAIL", best.reason, best.line, best.context, best.hint, phase
-        )
+        else:
+            if best.reason == "port-taken" and obs.probe is not None and obs.probe.holder:
+                best = replace(
+                    best, hint=f"the port is held by {obs.probe.holder}: stop it, or change the port"
+                )
+            phase = best.phase if best.phase in PHASES else self.phase
+            kind = "ENV" if best.host else "FAIL"
+            self._decide(obs, kind, best.reason, best.line, best.context, best.hint, phase)
 
     # --- getting on ------------------------------------------------------------------------------------------
 
@@ -497,6 +495,11 @@ def _answered(now: Optional[Probe], before: Optional[Probe]) -> bool:
     return now is not None and before is not None and now.generations > before.generations
 
 
+def _systemd_knows_better(reason: str, best: Evidence) -> bool:
+    """Whether the unit's end says more than what the log has: mere consequences, or effects of a kill."""
+    return best.rank <= 1 or (best.rank <= 2 and reason in _SYSTEMD_KNOWS)
+
+
 def _death(unit: UnitState, first: UnitState) -> Optional[Tuple[str, str]]:
     """Why systemd holds the run for over, as (reason, hint); None while it lives."""
     restarted = unit.invocation != first.invocation or unit.n_restarts > first.n_restarts
@@ -525,7 +528,6 @@ def _ending(unit: UnitState) -> Tuple[str, str]:
             "start-timeout",
             "a limit of the unit expired (TimeoutStartSec=): longer than the load needs",
         ),
-        "start-limit-hit": ("crash-loop", "systemd gave up restarting it: the first failure is what counts"),
     }
     if unit.result in named:
         return named[unit.result]
@@ -535,7 +537,7 @@ def _ending(unit: UnitState) -> Tuple[str, str]:
     if 200 <= unit.exec_main_status <= 245:  # systemd.exec(5), "Process exit codes"
         return "exec-failed", f"systemd could not execute the command (status {unit.exec_main_status})"
     if unit.exec_main_status == 0:
-        return "exited-before-ready", "exit status 0 before it served is a crash all the same"
+        return "exited-0", "exit status 0 of a server is a crash all the same, or somebody stopped it"
     return f"exit-{unit.exec_main_status}", "the process ended by itself; its last lines say why"
 
 
