@@ -307,3 +307,21 @@ def test_the_real_engine_passes_and_refuses_an_algorithm_that_it_does_not_have(t
     assert (report["ok"], report["stage"]) == (False, "arguments"), report
     assert "invalid choice: 'NOPE'" in report["first_fatal"]
     assert report["origin"]["main"] == str(tmp_path / "overlay" / "sglang" / "__init__.py")
+
+
+def test_the_program_travels_inside_the_agents_zip(tmp_path: Path) -> None:
+    from ddtree_ops.apply import agentzip
+
+    archive = tmp_path / "agent.pyz"
+    archive.write_bytes(agentzip.build())
+    code = (
+        "import sys; sys.path.insert(0, sys.argv[1])\n"
+        "from ddtree_agent import smoke, unitenv\n"
+        "launch = unitenv.split_launch(['/v/python3', '-m', 'sglang.launch_server'])\n"
+        "sys.stdout.buffer.write(smoke.stdin({}, launch, '/o'))"
+    )
+    sent = subprocess.run(
+        [sys.executable, "-I", "-B", "-c", code, archive], capture_output=True, check=True
+    ).stdout
+    source = (Path(smoke.__file__).parent / "smoke_inner.py").read_bytes()
+    assert sent.split(b"\n", 1)[1] == source
