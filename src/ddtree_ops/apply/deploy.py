@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ddtree_ops.apply import agentzip, who
 from ddtree_ops.apply.agent import AgentClient
 from ddtree_ops.apply.follow import Connect, Following, OnEvent, judge
-from ddtree_ops.apply.prepare import Prepared
 from ddtree_ops.config.model import Timeouts
+
+if TYPE_CHECKING:
+    from ddtree_ops.apply.prepare import Prepared
 
 _CHUNK = 1 << 16
 #: Copying, compiling and the import smoke answer nothing meanwhile.
