@@ -12,16 +12,17 @@ from ddtree_ops.apply.secrets import for_host
 from ddtree_ops.config.model import HostConfig, Inventory
 from ddtree_ops.config.secrets import Secret
 from ddtree_ops.core.doctor import examine, refusal
-from ddtree_ops.core.errors import PreconditionFailed
+from ddtree_ops.core.errors import PreconditionFailed, UsageProblem
 from ddtree_ops.core.finding import Level
 from ddtree_ops.core.plan import Plan, Preconditions, estimate_downtime
 from ddtree_ops.core.steps import deploy_steps
 from ddtree_ops.core.wanted import Wanted
 from ddtree_ops.engine import snapshot
 from ddtree_ops.engine.digests import tree_hashes
+from ddtree_ops.engine.find import find_series
 from ddtree_ops.engine.patch import Patched, apply_series
 from ddtree_ops.engine.release import Release, make_release
-from ddtree_ops.engine.series import Series, find_series
+from ddtree_ops.engine.series import Series
 from ddtree_ops.units.facts import Facts, load_facts
 from ddtree_ops.units.render import Rendered, render
 
@@ -47,18 +48,35 @@ class Prepared:
     secrets: Mapping[str, Secret]
 
 
-def prepare(inventory: Inventory, host: HostConfig, mode: str, client: AgentClient, on_event: Any) -> Prepared:
+def prepare(
+    inventory: Inventory, host: HostConfig, mode: str, client: AgentClient, on_event: Any
+) -> Prepared:
     """Decide a deploy of `mode`. Raises UsageProblem (unknown mode, never adopted), PreconditionFailed or HostLocked."""
     facts = adopted(inventory, host)
     series = find_series(host.series, inventory.base)
+    if mode == BASELINE:
+        raise UsageProblem(
+            "the baseline is not deployed, it is gone back to",
+            host=host.name,
+            next=f"ddtree-ops rollback --host {host.name} --to baseline",
+        )
     rendered = render(host, facts, mode, series.modes)
+    if rendered.dropin is None:
+        raise PreconditionFailed(
+            f"{host.service} does not exist on this host, so there is nothing to change or to go back to",
+            host=host.name,
+            meaning="nothing was touched",
+            next=f"ddtree-ops render --host {host.name} --mode baseline, install that unit, start it, then adopt",
+        )
     seen = probe(client, host, facts, series)
     _preflight(host, facts, series, mode, seen, on_event)
     engine = seen["engine"]
-    on_event({"ev": "log", "line": f"sources on the host: sglang {engine['version']}, tree {engine['tree'][:16]}"})
+    on_event(
+        {"ev": "log", "line": f"sources on the host: sglang {engine['version']}, tree {engine['tree'][:16]}"}
+    )
     tree = snapshot.fetch(client, host.name, engine["package"], engine["tree"])
     patched = _patched(series, mode, tree)
-    release = _release(engine, tree, patched, mode, rendered)
+    release = _release(engine, tree, patched, mode, rendered, rendered.dropin)
     past = client.call("history", {"limit": 20})["history"]
     return Prepared(
         host=host,
@@ -86,9 +104,14 @@ def adopted(inventory: Inventory, host: HostConfig) -> Facts:
     return load_facts(path)
 
 
-def probe(client: AgentClient, host: HostConfig, facts: Facts | None, series: Series | None = None) -> dict[str, Any]:
+def probe(
+    client: AgentClient, host: HostConfig, facts: Facts | None, series: Series | None = None
+) -> dict[str, Any]:
     """One look at the host: the agent's probe document."""
-    request: dict[str, Any] = {"interpreter": host.interpreter, "files": sorted(series.base_files) if series else []}
+    request: dict[str, Any] = {
+        "interpreter": host.interpreter,
+        "files": sorted(series.base) if series else [],
+    }
     if host.port:
         request["port"] = host.port
     if facts is not None and facts.unit.exec is not None:
@@ -103,7 +126,9 @@ def probe(client: AgentClient, host: HostConfig, facts: Facts | None, series: Se
 
 def modules(patched: Patched) -> list[str]:
     """Dotted names of the Python files that the series touches."""
-    names = (path.removesuffix(".py").removesuffix("/__init__") for path in patched.files if path.endswith(".py"))
+    names = (
+        path.removesuffix(".py").removesuffix("/__init__") for path in patched.files if path.endswith(".py")
+    )
     return sorted("sglang." + name.replace("/", ".") for name in names)
 
 
@@ -114,7 +139,7 @@ def wanted(host: HostConfig, facts: Facts | None, series: Series, mode: str | No
         service=host.service,
         version=series.version,
         series=series.name,
-        base=series.base_files,
+        base=series.base,
         recorded=facts.model_dump(mode="json") if facts else None,
         needs_draft=mode is not None and "draft" in series.modes.requires(mode),
     )
@@ -140,7 +165,9 @@ def _patched(series: Series, mode: str, tree: Path) -> Patched:
     return Patched(files={}, pre={}, patches=[])
 
 
-def _release(engine: dict[str, Any], tree: Path, patched: Patched, mode: str, rendered: Rendered) -> Release:
+def _release(
+    engine: dict[str, Any], tree: Path, patched: Patched, mode: str, rendered: Rendered, dropin: str
+) -> Release:
     return make_release(
         engine={key: engine[key] for key in ("name", "version", "package", "interpreter")},
         base=tree_hashes(tree),
@@ -151,7 +178,7 @@ def _release(engine: dict[str, Any], tree: Path, patched: Patched, mode: str, re
         mode=mode,
         argv=list(rendered.argv),
         exec_argv=list(rendered.exec_argv),
-        dropin=rendered.dropin,
+        dropin=dropin,
     )
 
 
@@ -182,7 +209,7 @@ def _plan(
         ),
         argv_before=facts.unit.exec.argv if facts.unit.exec else [],
         argv_after=rendered.argv,
-        dropin=rendered.dropin,
+        dropin=rendered.dropin or "",
         changes=[f"{flag} is added: {reason}" for flag, reason in rendered.added],
         loses=rendered.loses,
         notes=rendered.notes,

@@ -66,7 +66,7 @@ def check(inventory: Inventory, host: HostConfig, record: bool) -> list[Finding]
     from ddtree_ops.apply.agent import connect
     from ddtree_ops.apply.prepare import probe, wanted
     from ddtree_ops.core.doctor import examine
-    from ddtree_ops.engine.series import find_series
+    from ddtree_ops.engine.find import find_series
 
     facts = _facts(inventory, host)
     series = find_series(host.series, inventory.base)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json as jsonlib
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Optional
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -20,7 +20,7 @@ def plan(
     mode: ModeOpt = "shadow",
     config: ConfigOpt = None,
     output: Annotated[
-        Optional[Path], typer.Option("--output", "-o", metavar="FILE", help="Save the plan for `apply`.")
+        Path | None, typer.Option("--output", "-o", metavar="FILE", help="Save the plan for `apply`.")
     ] = None,
     exit_code: Annotated[bool, typer.Option("--exit-code", help="Exit 5 where changes are pending.")] = False,
     json: JsonOpt = False,

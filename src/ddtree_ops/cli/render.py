@@ -101,12 +101,10 @@ def _all_modes(
 ) -> list[Rendered | str]:
     """Render the modes asked for, or all: then one that is not available here is a sentence, not an error."""
     from ddtree_ops.core.modes import BASELINE
-    from ddtree_ops.data import data_dir
-    from ddtree_ops.engine.series import load_series
+    from ddtree_ops.engine.find import find_series
     from ddtree_ops.units.render import render as render_one
 
-    shipped = data_dir("engine_patches") / host.series
-    modes = load_series(shipped if shipped.is_dir() else inventory.base / host.series).modes
+    modes = find_series(host.series, inventory.base).modes
     out: list[Rendered | str] = []
     for name in asked or [BASELINE, *modes.modes]:
         if not asked and name != BASELINE and (why := modes.get(name).refuse):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Optional
+from typing import Annotated, Any
 
 import typer
 
@@ -12,7 +12,7 @@ from ddtree_ops.cli._options import ConfigOpt, EventsOpt, HostOpt, JsonOpt, Quie
 def rollback(
     host: HostOpt = None,
     to: Annotated[
-        Optional[str], typer.Option("--to", metavar="RELEASE", help="A release on the host, or baseline.")
+        str | None, typer.Option("--to", metavar="RELEASE", help="A release on the host, or baseline.")
     ] = None,
     config: ConfigOpt = None,
     json: JsonOpt = False,
