@@ -20,7 +20,7 @@ ReadWritePaths ReadOnlyPaths InaccessiblePaths DevicePolicy RootDirectory LimitN
 MemoryMax
 """
 BOOT = "import sys; R = sys.stdin.readline(); S = sys.stdin.read(); exec(compile(S, '<smoke>', 'exec'), {G})"
-LIMIT_S = 120.0
+LIMIT_S = 180.0
 _LOADER = re.compile(r"LD_|PATH$")
 _SECRET = re.compile(
     r"(?i)(api|secret|access|auth|private)[-_]?key$|(^|[-_])(token|secret|passw(or)?d)$|credential"
