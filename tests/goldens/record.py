@@ -12,7 +12,9 @@ from ddtree_ops.units.facts import CapabilityFact, EngineFact, Facts, ModelFact,
 UNITS = Path(__file__).resolve().parent / "units"
 RECORDED = "2026-11-29T15:40:00Z"
 API_KEY = "golden-server-key-0123456789"
-SERVER_ENV = f"# hub and model\nMODEL=/models/qwen3-8b\nDRAFT=/models/qwen3-8b-dflash\nSERVER_API_KEY={API_KEY}\n"
+SERVER_ENV = (
+    f"# hub and model\nMODEL=/models/qwen3-8b\nDRAFT=/models/qwen3-8b-dflash\nSERVER_API_KEY={API_KEY}\n"
+)
 
 
 def sha256(text: str) -> str:

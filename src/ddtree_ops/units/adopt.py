@@ -160,8 +160,11 @@ def _adopt(unit: RawUnit, meaning: Meaning, command: Command, base: Reading, vau
         if value and secret.secret_name(name, value):
             env[name] = vault.keep(name, value, "unit")
     argv = _expanded(command, env, files, notes)
+    argv0 = argv[0] if "@" in command.prefixes else None
+    if argv0 is not None:
+        argv = [command.path, *argv[1:]]
     start = take_apart(argv, env, unit.scripts, _home(meaning), vault)
-    exec_fact = start.fact(command.prefixes, command.path if "@" in command.prefixes else None, vault)
+    exec_fact = start.fact(command.prefixes, argv0, vault)
     notes += [n for n in start.notes if n not in notes]
     fact = UnitFact(
         fragment=FileFact(path=unit.fragment.path, sha256=unit.fragment.sha256)

@@ -16,7 +16,7 @@ from ddtree_ops.units.server import NotAdoptable, locate, python_switches, scrip
 from ddtree_ops.units.vault import Vault, hide_argv
 
 Wrapper = Literal["none", "launcher", "bash -c", "script"]
-_SHEBANG = re.compile(r"#!\s*(?P<program>\S+)(?:\s+(?P<rest>[^\n]*\S))?\s*(?:\n|$)")
+_SHEBANG = re.compile(r"#![ \t]*(?P<program>\S+)(?:[ \t]+(?P<rest>[^\n]*[^\s]))?[ \t\r]*(?:\n|$)")
 _SOURCE = re.compile(r"\$\{BASH_SOURCE(?:\[0\])?\}|\$BASH_SOURCE\b")
 
 
@@ -30,7 +30,7 @@ class Start:
     outer: list[str] | None = None
     notes: list[str] = field(default_factory=list)
 
-    def fact(self, prefixes: str, path: str | None, vault: Vault) -> ExecFact:
+    def fact(self, prefixes: str, argv0: str | None, vault: Vault) -> ExecFact:
         """Return what facts record. Raises NotAdoptable where a literal would read as a reference."""
         used = {n for word in [*self.argv, *(self.outer or [])] for n in secret.marked(word)}
         literal = [re.sub(f"{secret.OPEN}[^{secret.CLOSE}]*{secret.CLOSE}", "", word) for word in self.argv]
@@ -42,7 +42,7 @@ class Start:
             wrapper=self.wrapper,
             prefixes=prefixes.replace(":", ""),
             outer=None if self.outer is None else [secret.unmark(w.replace("$", "$$")) for w in self.outer],
-            path=path,
+            argv0=argv0,
             secrets={n: vault.source.get(n, "unit") for n in sorted(used)},
         )
 
@@ -130,7 +130,8 @@ def _wrapper(
     if at == 0:
         if not shebang:
             raise NotAdoptable(f"the wrapper {path} has no #! line")
-        runner = [shebang["program"], *(shebang["rest"] or "").split()]
+        # The kernel passes all that follows the program as one argument.
+        runner = [shebang["program"], *([shebang["rest"]] if shebang["rest"] else [])]
     else:
         runner = argv[:at]
     if not re.search(

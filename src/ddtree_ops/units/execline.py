@@ -23,7 +23,7 @@ def exec_value(
     on PYTHONPATH, None in an unpatched mode. Raises PreconditionFailed where the launcher would undo that.
     """
     prefix = fact.prefixes
-    words: list[str] = [quote_word(_percent(fact.path))] if fact.path else []
+    words: list[str] = []
     for index, element in enumerate(fact.outer or [SERVER]):
         if element == SERVER:
             words += _extra(fact.outer or [], index, ours, path_first)
@@ -33,6 +33,8 @@ def exec_value(
             words.append(quote_word(_percent(element.replace(SERVER, server.replace("$", "$$")))))
         else:
             words.append(quote_word(_percent(_launcher_word(fact.outer or [], index, path_first, host))))
+    if fact.argv0 is not None:
+        words.insert(1, _argument(fact.argv0, {}))
     return prefix + _lines(words)
 
 

@@ -56,16 +56,16 @@ class ExecFact(_Fact):
 
     argv: the server's, from the interpreter on; `${NAME}` stands for a secret where NAME is in `secrets`, all else is
     literal. outer: what is around it, None for nothing: an element that is `@SERVER@` is the server's argv, one
-    that contains it is a bash text; there `${NAME}` and `$$` have systemd's meaning. path: executed file where it is
-    not argv[0] (the `@` prefix). secrets: name → `unit` (the unit sets it) or `captured` (was written out in the
-    command; comes from /etc/ddtree/secrets.env).
+    that contains it is a bash text; there `${NAME}` and `$$` have systemd's meaning. argv0: the name it is
+    given where it is another than the program's (the `@` prefix). secrets: name → `unit` (the unit sets it) or
+    `captured` (was written out in the command; comes from /etc/ddtree/secrets.env).
     """
 
     argv: list[str]
     wrapper: Literal["none", "launcher", "bash -c", "script"] = "none"
     prefixes: str = ""
     outer: list[str] | None = None
-    path: str | None = None
+    argv0: str | None = None
     secrets: dict[str, Literal["unit", "captured"]] = Field(default_factory=dict)
 
 
@@ -163,7 +163,7 @@ def dump_facts(facts: Facts) -> str:
         type(None), lambda r, _: r.represent_scalar("tag:yaml.org,2002:null", "null")
     )
     data = facts.model_dump(mode="json")
-    for optional in ("outer", "path"):
+    for optional in ("outer", "argv0"):
         if data["unit"]["exec"] and data["unit"]["exec"][optional] is None:
             del data["unit"]["exec"][optional]
     yaml.dump(_plain(data), out)

@@ -54,7 +54,7 @@ def lint(
     found += _variables(meaning, known)
     found += _json(meaning)
     found += _late_dropins(raw)
-    return found
+    return list(dict.fromkeys(found))
 
 
 def _files(meaning: Meaning, exists: Exists) -> list[Finding]:

@@ -29,8 +29,8 @@ class Rendered:
 
     dropin: None for the baseline and for a host without a service. effective: the whole unit as systemd would see it.
     argv: the server's, `${NAME}` for secrets. env: the unit's variables, secrets as `${NAME}`. patched: whether the
-    release's overlay is on PYTHONPATH. exec_argv: ExecStart= as `systemctl show` reads it, before variables. secrets: names that /etc/ddtree/secrets.env must hold. unit_secrets: names that the unit
-    itself sets.
+    release's overlay is on PYTHONPATH. exec_argv: ExecStart= as `systemctl show` reads it, before variables.
+    secrets: names that /etc/ddtree/secrets.env must hold. unit_secrets: names that the unit itself sets.
     """
 
     host: str
@@ -81,7 +81,8 @@ def render(host: HostConfig, facts: Facts, mode: str, modes: Modes) -> Rendered:
         dropin = None if mode == BASELINE else fill("dropin.conf.j2", **shared)
         whole = effective.text(facts.unit, mode, command, ours, shared["secrets_file"])
     return Rendered(
-        host.name, mode, dropin, whole, change.argv, _all_environment(facts, ours), _read_back(whole, facts), patched, change.dropped,
+        host.name, mode, dropin, whole, change.argv, _all_environment(facts, ours),
+        _read_back(whole, facts), patched, change.dropped,
         change.set, change.added, change.loses, change.state, list(facts.unit.notes), secrets,
         sorted({n for n, s in fact.secrets.items() if s == "unit"}),
     )  # fmt: skip

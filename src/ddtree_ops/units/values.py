@@ -35,19 +35,25 @@ _SECONDS = {
     "µs": 1e-6,
 }  # fmt: skip
 
+_UNITS = "|".join(sorted(_SECONDS, key=len, reverse=True))
+_SPAN = re.compile(rf"([0-9]+\.?[0-9]*|\.[0-9]+)(\s*)({_UNITS})")
+
 
 def seconds(text: str) -> float | None:
     """Return a time span in seconds (`5min 20s`, `90`, `infinity`), None where it is none (systemd.time(7))."""
-    stripped = text.strip()
-    if stripped == "infinity":
+    rest = text.strip()
+    if rest == "infinity":
         return float("inf")
-    total, at, count = 0.0, 0, 0
-    for match in re.finditer(r"\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*([A-Za-zµ]*)", stripped):
-        if match.start() != at or match[2] not in _SECONDS:
+    total = 0.0
+    while match := _SPAN.match(rest):
+        number, blank, unit = match.groups()
+        if not blank and not unit and match.end() < len(rest):  # `1.5.5` is none, `1.5 .5` is one
             return None
-        total += float(match[1]) * _SECONDS[match[2]]
-        at, count = match.end(), count + 1
-    return total if count and at == len(stripped) else None
+        total += float(f"0{number}0" if number.startswith(".") else number) * _SECONDS[unit]
+        rest = rest[match.end() :].lstrip()
+        if not rest:
+            return total
+    return None
 
 
 def refusal(key: str, value: str) -> str | None:
