@@ -20,6 +20,14 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 HIDDEN, INTER, LAYERS, HEADS, KV_HEADS, HEAD_DIM, VOCAB = 64, 128, 4, 4, 2, 32, 512
 DRAFT_LAYERS, TARGET_LAYER_IDS, BLOCK = 2, [0, 1, 2], 4
 CYCLE_C, CYCLE_D = 65, 66
+FIRST_CHOICE = 97
+ANSWER_TOKENS = 24
+PROMPTS = [
+    [70, 111, 112],
+    [71, 111, 112, 3, 4, 5, 6, 7],
+    list(range(40, 54)),
+    [200, 100, 50, 25, 12, 6, 3, 1, 0],
+]
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|mask|>"]
 BOS, EOS, MASK = VOCAB - 4, VOCAB - 2, VOCAB - 1
 CHAT = (
@@ -99,22 +107,22 @@ def cycle_pair() -> tuple[Weights, Weights]:
     return target | {"model.embed_tokens.weight": embed, "lm_head.weight": head}, draft
 
 
-def context_pair(seed: int = 7, choices: int = 6) -> tuple[Weights, Weights]:
-    """Target and draft that choose among `choices` tokens by what stands earlier in the text."""
+def context_pair(seed: int = 1036, choices: int = 6) -> tuple[Weights, Weights]:
+    """Target and draft that choose among `choices` tokens by what stands earlier in the text.
+
+    The seed is one whose greedy answers to PROMPTS come without a near-tie: the two best logits are never
+    closer than 0.1, several times the rounding noise of bfloat16, so that answers can be compared for equality.
+    """
     rand = Rand(seed)
-    target = target_weights(rand, std=HIDDEN**-0.5, gain=1.0, sharp=3.0)
-    draft = draft_weights(rand, std=HIDDEN**-0.5, gain=0.5, sharp=2.0)
-    shared = torch.ones(HIDDEN)
-    basis = torch.linalg.qr(torch.cat([shared[:, None], rand(HIDDEN, choices, std=1.0)], dim=1))[0]
-    directions = basis[:, 1:].T * HIDDEN**0.5
+    target = target_weights(rand, std=HIDDEN**-0.5, gain=2.0, sharp=3.0)
+    draft = draft_weights(rand, std=HIDDEN**-0.5, gain=0.5, sharp=3.0)
     embed = rand(VOCAB, HIDDEN, std=1.0)
-    embed += (1.0 - embed.mean(dim=1, keepdim=True)) * shared
+    embed += 0.5 - embed.mean(dim=1, keepdim=True)
     head = rand(VOCAB, HIDDEN, std=0.02)
-    head -= head.mean(dim=1, keepdim=True) * shared
-    chosen = [97 + i for i in range(choices)]
-    for i, token in enumerate(chosen):
-        head[token] = 0.1 * shared + 0.1 * directions[i]
-    head[BOS:] -= 0.1 * shared
+    for i in range(choices):
+        row = rand(HIDDEN, std=0.3)
+        # along the direction that all embeddings share, falling: one choice is the commonest for both models
+        head[FIRST_CHOICE + i] = row - row.mean() + 0.5 * (1 - i / choices)
     return target | {"model.embed_tokens.weight": embed, "lm_head.weight": head}, draft
 
 
@@ -130,7 +138,7 @@ def base_config() -> dict[str, object]:
         "vocab_size": VOCAB,
         "max_position_embeddings": 4096,
         "rms_norm_eps": 1e-6,
-        "rope_theta": 1000000.0,
+        "rope_theta": 10000.0,
         "hidden_act": "silu",
         "attention_bias": False,
         "attention_dropout": 0.0,
@@ -190,10 +198,12 @@ def write_model(directory: Path, config: dict[str, object], weights: Weights) ->
 
 
 def main(out: Path) -> None:
-    """Write both pairs below `out`."""
+    """Write both pairs below `out`, and in prompts.json the prompts whose answers compare exactly."""
     for name, (target, draft) in {"cyc": cycle_pair(), "ctx": context_pair()}.items():
         write_model(out / f"{name}_target", target_config(), target)
         write_model(out / f"{name}_draft", draft_config(), draft)
+    prompts = {"cyc": [[CYCLE_C, CYCLE_D, CYCLE_C]], "ctx": PROMPTS, "max_new_tokens": ANSWER_TOKENS}
+    (out / "prompts.json").write_text(json.dumps(prompts))
 
 
 if __name__ == "__main__":
