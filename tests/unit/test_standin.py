@@ -67,7 +67,7 @@ def start(home: Path, tmp_path: Path) -> Iterator[Callable[..., Any]]:
             "PYTHONPATH": str(package),
             "STANDIN_SCENARIO": str(scenario),
         }
-        environment |= {"PYTHONDONTWRITEBYTECODE": "1", **env}
+        environment |= {"PYTHONPYCACHEPREFIX": str(home.parent / "pycache"), **env}
         log = tmp_path / f"{len(servers)}.log"
         servers.append(probes.Server(command, environment, str(log), port or probes.free_ports(1)[0]))
         return servers[-1]
@@ -197,23 +197,21 @@ def test_a_start_fails_as_told(
     assert line in server.log()
 
 
-def test_hang_is_silent_and_idle(start: Callable[..., Any]) -> None:
-    server = start(rules=rule(hang="weights"))
-    assert server.wait_log("Load weight begin.", 10)
+@pytest.mark.parametrize(("phase", "line"), [("weights", "Load weight begin."), ("serve", "Uvicorn running")])
+def test_hang_is_silent_and_idle(start: Callable[..., Any], phase: str, line: str) -> None:
+    server = start(rules=rule(hang=phase))
+    assert server.wait_log(line, 10)
     time.sleep(0.3)
+    pids = (server.process.pid, server.child("sglang::scheduler"), server.child("sglang::detokenizer"))
 
-    def ticks() -> list[str]:
-        return (
-            Path(f"/proc/{server.child('sglang::scheduler')}/stat")
-            .read_text()
-            .rsplit(")", 1)[1]
-            .split()[11:13]
-        )
+    def ticks() -> list[list[str]]:
+        stats = [Path(f"/proc/{pid}/stat").read_text() for pid in pids]
+        return [stat.rsplit(")", 1)[1].split()[11:13] for stat in stats]
 
     before = ticks(), server.log()
     time.sleep(0.5)
     assert (ticks(), server.log()) == before
-    assert server.ask("/health")[0] == 0
+    assert server.ask("/health")[0] == {"weights": 0, "serve": 503}[phase]
 
 
 def test_slow_start_shows_progress(start: Callable[..., Any]) -> None:
@@ -252,6 +250,16 @@ def test_generate_fails_while_health_says_200(start: Callable[..., Any]) -> None
     with pytest.raises(TimeoutError):
         hanging.ask("/generate", {"text": "x"}, limit_s=0.5)
     assert broken.ask("/health")[0] == hanging.ask("/health")[0] == 200
+    os.kill(hanging.process.pid, signal.SIGTERM)
+    assert hanging.wait_log("Remaining number of requests 1.", 5)
+    assert hanging.wait_exit(0.6) is None
+
+
+def test_missing_draft_directory_fails_in_the_scheduler(start: Callable[..., Any]) -> None:
+    server = start("--speculative-algorithm", "DFLASH", "--speculative-draft-model-path", "/nonesuch")
+    assert server.wait_exit(10) == -signal.SIGKILL
+    assert "OSError: /nonesuch does not appear to have a file named config.json." in server.log()
+    assert "Received sigquit from a child process." in server.log()
 
 
 def test_sigint_sigterm_ignored_and_taken_port(start: Callable[..., Any]) -> None:

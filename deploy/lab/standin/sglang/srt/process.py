@@ -7,11 +7,9 @@ import signal
 PR_SET_PDEATHSIG, PR_SET_NAME = 1, 15
 
 
-def become(title: str, ignore_sigterm: bool = False) -> None:
+def become(title: str) -> None:
     """Show `title` in ps and /proc (comm and cmdline), and be killed when the parent dies. Linux, prctl(2), proc(5)."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    if ignore_sigterm:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
     libc = ctypes.CDLL(None)
     libc.prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
     libc.prctl(PR_SET_NAME, title.encode()[:15], 0, 0, 0)

@@ -113,7 +113,7 @@ def _end(how: Any, main_pid: Optional[int] = None) -> None:
 
 
 def load_scenario(args: Any) -> Scenario:
-    """The scenario of a start with these ServerArgs. SystemExit with one sentence for a bad file."""
+    """The scenario of a start with these ServerArgs; SIGTERM may be ignored from here on. SystemExit for a bad file."""
     path = os.environ.get("STANDIN_SCENARIO", "")
     if not path or not os.path.exists(path):
         return Scenario({})
@@ -131,6 +131,8 @@ def load_scenario(args: Any) -> Scenario:
             raise SystemExit(f"standin: {path}: rule {number}: {problem}")
         if _holds(rule["when"], args):
             then.update(rule["then"])
+    if then.get("ignore_sigterm"):
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the children inherit it
     return Scenario(then)
 
 

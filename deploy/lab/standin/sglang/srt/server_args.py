@@ -40,6 +40,8 @@ TYPES: Dict[str, Callable[[str], Any]] = {
 class ServerArgs:
     """Resolved arguments; `vars()` of it is what /server_info shows. ValueError/OSError as the engine raises them."""
 
+    speculative_algorithm: Any
+
     def __init__(self, values: Dict[str, Any]) -> None:
         self.__dict__.update(values)
         self._resolve()

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import queue
 import time
 import uuid
 from http.client import responses
@@ -81,10 +82,14 @@ class Handler(BaseHTTPRequestHandler):
             self._send(refused.status, refused.body)
 
     def _misbehave(self) -> None:
-        how = self.server.manager.scenario.get("generate")
+        manager = self.server.manager
+        how = manager.scenario.get("generate")
         if "X-Standin-Warm-Up" in self.headers:
             return
         if how == "hang":
+            manager.in_flight[uuid.uuid4().hex] = (
+                queue.Queue()
+            )  # so that a graceful stop waits for it, in vain
             time.sleep(1e6)
         if how == "error":
             raise Refused(500, {"error": {"message": "Internal Server Error"}})

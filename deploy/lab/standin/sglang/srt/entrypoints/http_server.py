@@ -3,6 +3,7 @@
 import json
 import logging
 import os
+import queue
 import signal
 import socket
 import socketserver
@@ -50,11 +51,11 @@ def launch_server(args: ServerArgs) -> None:
 
 
 def _serve(manager: TokenizerManager, scenario: Scenario, info: Dict[str, Any]) -> None:
-    wanted: Dict[int, bool] = {}
+    # SimpleQueue: may be put to from a signal handler, and waits without using any CPU
+    signals: "queue.SimpleQueue[int]" = queue.SimpleQueue()
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda signum, _: wanted.setdefault(signum, True))
-    if scenario.get("ignore_sigterm"):
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        if not (number == signal.SIGTERM and scenario.get("ignore_sigterm")):
+            signal.signal(number, lambda signum, _: signals.put(signum))
     logger.info(f"INFO:     Started server process [{os.getpid()}]")
     logger.info("INFO:     Waiting for application startup.")
     logger.info("Using fallback token IDs for yes/no (9693/2152)")
@@ -63,12 +64,10 @@ def _serve(manager: TokenizerManager, scenario: Scenario, info: Dict[str, Any]) 
     warm_up.start()
     logger.info("INFO:     Application startup complete.")
     server = _listen(manager, info, warm_up, bound)
-    threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
+    threading.Thread(target=server.serve_forever, args=(3600,), daemon=True).start()
     logger.info(f"INFO:     Uvicorn running on {manager.args.url()} (Press CTRL+C to quit)")
     bound.set()
-    while not wanted:
-        time.sleep(0.05)
-    if signal.SIGTERM in wanted:
+    if signals.get() == signal.SIGTERM:
         manager.gracefully_exit = True
         logger.warning("SIGTERM received. signum=None frame=None. Draining requests and shutting down...")
         time.sleep(0.3)  # the engine looks every 5 s; meanwhile health says 503

@@ -11,9 +11,9 @@ def text_of(tokens: Any) -> str:
     return "".join(chr(97 + token % 26) for token in tokens)
 
 
-def run_detokenizer_process(inbox: Connection, outbox: Connection, ignore_sigterm: bool) -> None:
+def run_detokenizer_process(inbox: Connection, outbox: Connection) -> None:
     """Serve until the scheduler's end of the pipe closes."""
-    become("sglang::detokenizer", ignore_sigterm)
+    become("sglang::detokenizer")
     try:
         while True:
             reply = inbox.recv()

@@ -177,7 +177,7 @@ def run_scheduler_process(
 ) -> None:
     """Target of the spawned process. `ready` gets one dict; a failure is told to the main process by SIGQUIT."""
     suffix = f"_TP{rank}" if args.tp_size > 1 else ""
-    become("sglang::scheduler" + suffix, bool(scenario.get("ignore_sigterm")))
+    become("sglang::scheduler" + suffix)
     configure_logging(args.log_level, suffix.replace("_", " "))
     try:
         if rank == 0:

@@ -45,8 +45,7 @@ class TokenizerManager:
             self._spawn(context, f"scheduler_{rank}", run_scheduler_process, arguments)
             writer.close()
             readers.append(reader)
-        ignore = bool(self.scenario.get("ignore_sigterm"))
-        self._spawn(context, "detokenizer", run_detokenizer_process, (from_scheduler, to_main, ignore))
+        self._spawn(context, "detokenizer", run_detokenizer_process, (from_scheduler, to_main))
         infos = [self._wait_ready(rank, reader) for rank, reader in enumerate(readers)]
         signal.signal(signal.SIGQUIT, self._child_failed)
         threading.Thread(target=self._receive, daemon=True).start()
@@ -92,7 +91,8 @@ class TokenizerManager:
         os.kill(os.getpid(), signal.SIGKILL)
 
     def _watch_children(self) -> None:
-        while not time.sleep(1.0):
+        while True:
+            time.sleep(1.0)
             for name, process in self.children.items():
                 if process.exitcode:
                     logger.error(
