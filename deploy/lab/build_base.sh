@@ -28,7 +28,6 @@ exec mmdebstrap --quiet --variant=minbase --mode=root --format=directory \
   --dpkgopt='path-exclude=/usr/share/locale/*' \
   --dpkgopt='path-exclude=/usr/share/man/*' \
   --customize-hook='rm -f "$1"/etc/ssh/ssh_host_*' \
-  --customize-hook='echo uninitialized > "$1/etc/machine-id"' \
   --customize-hook='mkdir -p "$1/var/log/journal" "$1/etc/ssh/sshd_config.d"; mkdir -p -m 700 "$1/root/.ssh"' \
   --customize-hook='printf %s "$SSHD_SETTINGS" > "$1/etc/ssh/sshd_config.d/lab.conf"' \
   --customize-hook='for unit in $MASKED; do ln -sf /dev/null "$1/etc/systemd/system/$unit"; done' \

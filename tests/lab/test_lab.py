@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -17,6 +18,7 @@ from ddtree_lab.host import Host
 from ddtree_lab.net import Port
 from ddtree_lab.problem import LabProblem
 from ddtree_lab.spec import HostSpec
+from ddtree_lab.state import project
 
 pytestmark = [pytest.mark.tier("main"), pytest.mark.lab]
 
@@ -295,6 +297,43 @@ def test_every_fault_that_does_not_exist_or_lacks_an_argument_is_named(host: Lab
             host.fault(name, *args)
 
 
+# --- engines ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("baseline", ["plain", "nextn", "dflash"])
+def test_a_standin_host_serves_its_baseline(baseline: str, standin_host: NewHost) -> None:
+    host = standin_host(baseline=baseline)
+    status, body = host.http("/get_server_info")
+    assert status == 200
+    algorithm = json.loads(body)["speculative_algorithm"]
+    assert (
+        algorithm == {"plain": None, "nextn": "EAGLE", "dflash": "DFLASH"}[baseline]
+    )  # 0.5.11 renames NEXTN
+    assert host.check("systemctl is-enabled sglang").strip() == "enabled"
+    assert host.main_pid() > 0
+
+
+@pytest.mark.engine
+def test_the_real_engine_serves_and_its_packages_are_this_hosts_own(engine_host: NewHost) -> None:
+    host = engine_host(baseline="dflash")
+    ask = {"input_ids": [65, 66, 65], "sampling_params": {"temperature": 0, "max_new_tokens": 16}}
+    status, body = host.http("/generate", ask, timeout=60)
+    assert status == 200
+    answer = json.loads(body)
+    assert answer["output_ids"] == [66, 65] * 8
+    assert answer["meta_info"]["spec_accept_length"] == 2.0
+
+    site = "/root/ml-env/lib/python3.11/site-packages"
+    before = host.tree_hash([f"{site}/sglang"])
+    host.check(f"echo '# edited by hand' >> {site}/sglang/version.py")
+    assert host.tree_hash([f"{site}/sglang"]) != before
+    assert (
+        "edited"
+        not in (project() / ".venv-engine/lib/python3.11/site-packages/sglang/version.py").read_text()
+    )
+    assert "Read-only file system" in host.exec(f"touch {site}/torch/x")[1]
+
+
 # --- command line -------------------------------------------------------------------------------------------------
 
 
@@ -406,7 +445,6 @@ def test_a_host_on_our_root_never_boots(lab: Lab, monkeypatch: pytest.MonkeyPatc
     with pytest.raises(LabProblem, match="own root"):
         host.start()
     assert not started
-    shutil.rmtree(host.dir)
 
 
 def test_state_under_tmp_is_refused() -> None:

@@ -10,8 +10,9 @@ import sys
 from pathlib import Path
 
 from . import baseline
+from .overlay import mount_overlay
 from .problem import LabProblem
-from .proc import capture, last_line, run
+from .proc import capture, last_line
 from .spec import HostSpec
 from .state import SOURCES, cache_dir, project
 
@@ -70,10 +71,8 @@ def _bind_real(host_dir: Path) -> list[str]:
     site, own = _packages(env)
     binds = [f"--bind-ro={_quote(env)}:{GUEST_ENV}", *_interpreter_binds(env)]
     for name in own:
-        # A copy of this host's own, so that a test can edit the site-packages of one host by hand.
-        copy = host_dir / "engine" / name
-        copy.parent.mkdir(exist_ok=True)
-        run("cp", "-a", "--reflink=auto", site / name, copy)
+        # This host's own, so that a test can edit the site-packages of one host by hand.
+        copy = mount_overlay(site / name, host_dir / "engine" / name)
         binds.append(f"--bind={_quote(copy)}:{GUEST_ENV}/{site.relative_to(env)}/{name}")
     binds.append(f"--bind-ro={_quote(SOURCES / 'engine')}:{GUEST_ENGINE}")
     binds.append(f"--bind-ro={_quote(models_dir())}:/models")

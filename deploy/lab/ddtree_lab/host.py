@@ -17,6 +17,7 @@ from . import engine, netns
 from .cgroup import HostCgroups
 from .guard import refuse_own_root
 from .net import CONTROLLER, Port, namespace
+from .overlay import mount_overlay, unmount_below
 from .problem import LabProblem
 from .proc import capture, last_line, run
 from .spec import HostSpec
@@ -50,11 +51,8 @@ class Host:
     def prepare(self, cgroup_tops: list[Path]) -> None:
         """Make disk, identity, network, cgroups and engine; boots nothing yet."""
         shutil.rmtree(self.dir, ignore_errors=True)
-        for name in ("upper", "work", "root"):
-            (self.dir / name).mkdir(parents=True)
         refuse_own_root(self._image, self._roots)
-        layers = f"lowerdir={self._image},upperdir={self.dir}/upper,workdir={self.dir}/work,index=off"
-        run("mount", "-t", "overlay", "overlay", "-o", layers, self.root)
+        mount_overlay(self._image, self.dir)
         self._identify()
         self.port.plug()
         self._cgroups = HostCgroups.create(cgroup_tops, self.name)
@@ -195,7 +193,7 @@ class Host:
         if self.alive:
             self._kill(self._leader)
         self.port.unplug()
-        run("umount", "--lazy", self.root)
+        unmount_below(self.dir)
         self.cgroups.remove()
         shutil.rmtree(self.dir, ignore_errors=True)
 
