@@ -186,6 +186,29 @@ def test_a_reader_that_leaves_is_no_error() -> None:
     assert (done.stdout, done.stderr) == ("{\n", "")
 
 
+def test_faults_of_hosts_yaml_open_their_lines_and_are_listed_for_machines(tmp_path: Path) -> None:
+    (tmp_path / "hosts.yaml").write_text("version: 2\nhosts: {a: {prot: 1}}\n")
+    done = run("status", "--json", cwd=tmp_path)
+    assert done.returncode == 2
+    assert [line.split(": ")[0] for line in done.stderr.splitlines()] == [
+        "hosts.yaml:1:10",
+        "hosts.yaml:2:13",
+    ]
+    problems = json.loads(done.stdout)["error"]["problems"]
+    assert [(p["line"], p["column"], p["path"]) for p in problems] == [
+        (1, 10, "version"),
+        (2, 13, "hosts.a.prot"),
+    ]
+
+
+def test_a_missing_hosts_yaml_and_an_unknown_host(tmp_path: Path) -> None:
+    done = run("status", "--config", "nope.yaml", cwd=tmp_path)
+    assert (done.returncode, "next: ddtree-ops init" in done.stderr) == (2, True)
+    (tmp_path / "hosts.yaml").write_text("version: 1\nhosts: {ct129: {address: nowhere.invalid}}\n")
+    done = run("status", "--host", "ct192", cwd=tmp_path)
+    assert (done.returncode, "did you mean ct129?" in done.stderr) == (2, True)
+
+
 # init and schema
 
 

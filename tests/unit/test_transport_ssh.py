@@ -353,5 +353,16 @@ def test_a_missing_or_broken_ssh_config_is_a_usage_problem(site: Site, tmp_path:
     assert caught.value.evidence is not None and "line 2" in caught.value.evidence
 
 
+def test_without_the_ssh_command_paramiko_reads_ssh_config_and_refuses_include(
+    site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from ddtree_ops.transport import ssh_settings
+
+    monkeypatch.setattr(ssh_settings.shutil, "which", lambda name: None)
+    works(site.transport(ssh="  ProxyCommand RELAY %h %p"))
+    with pytest.raises(UsageProblem, match="uses Include"):
+        site.transport(hosts="Include other")
+
+
 def test_user_is_the_one_of_hosts_yaml(site: Site) -> None:
     assert site.transport().settings.user == USER

@@ -40,7 +40,9 @@ def report(error: OpsError, argv: list[str]) -> int:
     """Print `error` for a person, and for a machine where the command line asked; return its exit code."""
     from ddtree_ops.config.secrets import redact, redact_json
 
-    print(redact(f"ddtree-ops: {error}"), file=sys.stderr)
+    # file:line:col opens its line, so that editors and terminals make it a link
+    placed = bool(getattr(error, "problems", None))
+    print(redact(str(error) if placed else f"ddtree-ops: {error}"), file=sys.stderr)
     document = {"schema_version": SCHEMA_VERSION, "ok": False, "error": error.to_json()}
     words = argv[: argv.index("--")] if "--" in argv else argv
     if "--events" in words:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import Any
 
 from paramiko import MissingHostKeyPolicy
@@ -71,7 +72,7 @@ class HostKeyPolicy(MissingHostKeyPolicy):  # type: ignore[misc]  # paramiko is 
         return self._error(
             f"the host key changed: {line.file}:{line.line} has another one ({fingerprint(line.blob)})",
             blob,
-            f"if the host was reinstalled: ssh-keygen -R '{name}' -f {line.file}",
+            f"if the host was reinstalled: {shlex.join(['ssh-keygen', '-R', name, '-f', str(line.file)])}",
             meaning="the host was reinstalled, or something else answers in its place; nothing was sent to it",
         )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import shutil
 import subprocess
 from dataclasses import dataclass
@@ -50,7 +51,7 @@ class SshSettings:
         """An `ssh` command line for a person to type, that connects as we do."""
         option = ["-F", str(self.config_file)] if self.config_file else []
         port = ["-p", str(self.port)] if self.port != 22 and not self.config_file else []
-        return " ".join(["ssh", *option, *port, f"{self.user}@{self.original or self.hostname}", *words])
+        return shlex.join(["ssh", *option, *port, f"{self.user}@{self.original or self.hostname}", *words])
 
 
 def settings_for(inventory: Inventory, host: HostConfig) -> SshSettings:
