@@ -120,10 +120,10 @@ def test_the_controller_reaches_nothing_but_the_lab(lab: Lab) -> None:
     assert len(subprocess.run(routes, capture_output=True, text=True, check=True).stdout.splitlines()) == 1
 
 
-def test_resource_limits_of_units_are_enforced(host: LabHost) -> None:
-    hog = "systemd-run -q --wait -p MemoryMax=50M -p MemorySwapMax=0 python3 -c 'bytearray(200_000_000)'"
-    assert host.exec(hog)[0] != 0
-    assert host.exec(hog.replace("50M", "500M"))[0] == 0
+def test_systemd_learns_that_the_last_process_of_a_unit_is_gone(host: LabHost) -> None:
+    """Else a stop lasts its whole TimeoutStopSec, which no real host shows (cgroup v1 guests do)."""
+    unit = "--service-type=oneshot -p TimeoutStopSec=600 -p KillMode=mixed"
+    host.check(f"systemd-run -q --wait {unit} sh -c 'setsid sleep 600 & exit 0'", 60)
 
 
 # --- faults -------------------------------------------------------------------------------------------------------
