@@ -24,6 +24,7 @@ HEALTHY: Probe = {
     "service": {
         "load_state": "loaded", "active_state": "active", "sub_state": "running", "result": "success",
         "unit_file_state": "enabled", "main_pid": 77, "masked": False, "need_daemon_reload": False,
+        "unread": [],
         "fragment": {"path": "/etc/systemd/system/sglang.service", "sha256": A},
         "dropins": [{"path": "/etc/systemd/system/sglang.service.d/10-limits.conf", "sha256": B}], "ours": [],
         "late_dropins": [], "environment_files": [{"path": "/etc/sglang.env", "sha256": C, "optional": True}],
@@ -107,6 +108,7 @@ BLOCKS: list[tuple[str, Callable[[Probe], Any], str]] = [
     ("systemd", lambda p: p["session"].update(python="3.8.10"), "3.8.10"),
     ("unit", lambda p: p["service"].update(masked=True), "masked"),
     ("unit", lambda p: p["service"].update(need_daemon_reload=True), "changed on disk"),
+    ("unit", lambda p: p["service"].update(unread=["/etc/x.conf"]), "has not read it: /etc/x.conf"),
     ("unit", lambda p: p["service"].update(load_state="bad-setting"), "bad-setting"),
     (
         "transaction",

@@ -118,6 +118,25 @@ def test_a_section_that_hangs_is_unknown_and_does_not_hold_the_others() -> None:
     assert fast["x"] == 1
 
 
+def test_a_new_dropin_that_systemd_has_not_read_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    etc, run = tmp_path / "etc", tmp_path / "run"
+    for path in (
+        "etc/a-b.service.d/10.conf",
+        "run/a-b.service.d/10.conf",
+        "run/a-.service.d/20.conf",
+        "etc/service.d/x.txt",
+    ):
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text("")
+    (run / "a-.service.d" / "30.conf").symlink_to("/dev/null")
+    monkeypatch.setattr(probe_unit, "PLACES", [str(etc), str(run)])
+    loaded = [str(etc / "a-b.service.d/10.conf"), str(etc / "a-b.service.d/gone.conf")]
+    assert probe_unit.unread("a-b.service", loaded) == [loaded[1], str(run / "a-.service.d/20.conf")]
+    assert probe_unit.dropin_folders("x@1.service") == ["x@1.service.d", "x@.service.d", "service.d"]
+
+
 def test_only_a_listening_socket_holds_a_port() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]

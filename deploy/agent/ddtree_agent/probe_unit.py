@@ -20,6 +20,18 @@ StandardError MemoryMax UMask LimitNOFILE LimitMEMLOCK ExecMainStatus
 """
 
 
+#: Where systemd looks for drop-ins (systemd.unit(5), "System Unit Search Path").
+PLACES = [
+    "/etc/systemd/system.control",
+    "/run/systemd/system.control",
+    "/etc/systemd/system",
+    "/run/systemd/system",
+    "/usr/local/lib/systemd/system",
+    "/usr/lib/systemd/system",
+    "/lib/systemd/system",
+]
+
+
 def properties() -> List[str]:
     """The names of every property that we ask for."""
     return (TOLD + HELD).split()
@@ -36,6 +48,7 @@ def service(name: str) -> Dict[str, Any]:
         **{_snake(key): show.get(key, "") for key in TOLD.split()},
         "main_pid": int(show.get("MainPID") or 0),
         "need_daemon_reload": show.get("NeedDaemonReload") == "yes",
+        "unread": unread(name, paths),
         "fragment": _hashed(fragment) if fragment else None,
         "dropins": [_hashed(path) for path in paths if not ours(path)],
         "ours": [_hashed(path) for path in paths if ours(path)],
@@ -47,6 +60,41 @@ def service(name: str) -> Dict[str, Any]:
         "masked": "masked" in (show.get("LoadState"), show.get("UnitFileState")),
         "show": show,
     }
+
+
+def unread(name: str, loaded: List[str]) -> List[str]:
+    """Drop-ins on disk that systemd has not read, and read ones that are gone.
+
+    NeedDaemonReload stays "no" for a drop-in directory that is new (systemd 252, seen): its cache of paths does not
+    know it; the next daemon-reload, ours, would bring it in.
+    """
+    known = {os.path.basename(path) for path in loaded}
+    found = [path for path in loaded if not os.path.exists(path)]
+    for place in PLACES:
+        for folder in dropin_folders(name):
+            try:
+                names = sorted(os.listdir(os.path.join(place, folder)))
+            except OSError:
+                continue
+            for conf in names:
+                if conf.endswith(".conf") and conf not in known:
+                    known.add(conf)
+                    path = os.path.join(place, folder, conf)
+                    if os.path.realpath(path) != "/dev/null":
+                        found.append(path)
+    return found
+
+
+def dropin_folders(name: str) -> List[str]:
+    """Directory names that may hold drop-ins of a unit: its own, its template's, its dash prefixes', its type's."""
+    stem, _, kind = name.rpartition(".")
+    folders = [name + ".d"]
+    prefix, at, _instance = stem.partition("@")
+    if at:
+        folders.append(f"{prefix}@.{kind}.d")
+    parts = prefix.split("-")
+    folders += ["-".join(parts[:i]) + f"-.{kind}.d" for i in range(len(parts) - 1, 0, -1)]
+    return [*folders, f"{kind}.d"]
 
 
 def ours(path: str) -> bool:

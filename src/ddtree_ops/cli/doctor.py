@@ -37,7 +37,8 @@ def doctor(
             findings = check(inventory, chosen, record)
         except OpsError as error:
             shown[chosen.name] = {"error": error.to_json()}
-            say(f"{chosen.name}: {error.what}")
+            if len(hosts) > 1:
+                say(f"{chosen.name}: {error.what}")
             failures.append(error)
             continue
         shown[chosen.name] = {"findings": [finding.to_json() for finding in findings]}

@@ -18,8 +18,9 @@ def loaded(service: Service, _: Live, wanted: Wanted) -> list[Finding]:
     if service.masked:
         said = f"{wanted.service} is masked"
         return [block("unit", said, f"ssh {wanted.host} systemctl unmask {wanted.service}")]
-    if service.need_daemon_reload:
-        said = f"{wanted.service} changed on disk and systemd has not read it"
+    if service.need_daemon_reload or service.unread:
+        which = f": {service.unread[0]}" if service.unread else ""
+        said = f"{wanted.service} changed on disk and systemd has not read it{which}"
         return [block("unit", said, f"ssh {wanted.host} systemctl daemon-reload")]
     if service.load_state == "not-found":
         return [warn("unit", f"{wanted.service} does not exist on the host yet", None)]
@@ -80,7 +81,7 @@ def _unit(service: Service, unit: Mapping[str, Any]) -> Iterator[str]:
     yield from _files("environment file", unit.get("environment_files") or (), service.environment_files)
     enabled = unit.get("enabled")
     if enabled and enabled != service.unit_file_state:
-        yield f"the unit was {enabled}, now it is {service.unit_file_state or 'of no such state'}"
+        yield f"the unit was {enabled}, now it is {service.unit_file_state or 'none'}"
 
 
 def _files(kind: str, before: Any, now: tuple[FileHash, ...]) -> Iterator[str]:
@@ -105,8 +106,8 @@ def _file(kind: str, path: str | None, digest: str | None, now: FileHash) -> Ite
 
 def _engine(live: Live, recorded: Mapping[str, Any]) -> Iterator[str]:
     was = recorded.get("engine") or {}
-    if not isinstance(live.engine, Engine):
-        return
+    if not isinstance(live.engine, Engine) or live.engine.missing:
+        return  # its own rules say so
     now = live.engine
     for name, before, after in (
         ("version", was.get("version"), now.version),

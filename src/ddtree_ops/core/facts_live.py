@@ -44,6 +44,8 @@ class LateDropin:
 
 @dataclass(frozen=True)
 class Service:
+    """The unit as loaded. unread: drop-ins on disk that systemd has not read, or that it read and are gone."""
+
     load_state: str
     active_state: str
     sub_state: str
@@ -52,6 +54,7 @@ class Service:
     main_pid: int
     masked: bool
     need_daemon_reload: bool
+    unread: tuple[str, ...]
     fragment: FileHash | None
     dropins: tuple[FileHash, ...]
     ours: tuple[FileHash, ...]
