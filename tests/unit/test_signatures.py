@@ -143,6 +143,19 @@ def test_of_a_chain_of_exceptions_the_first_is_quoted_with_its_frames() -> None:
     assert found.reason == "dtype"
 
 
+def test_an_exception_that_the_scheduler_died_of_is_fatal_and_beats_one_that_was_only_logged() -> None:
+    logged = ["Traceback (most recent call last):", '  File "/x.py"', "KeyError: 'only logged'"]
+    died = [
+        "[x] Scheduler hit an exception: Traceback (most recent call last):",
+        '  File "/y.py"',
+        "KeyError: 'died of it'",
+    ]
+    found = scan(logged)
+    assert not found.fatal and found.best is not None and found.best.line == "KeyError: 'only logged'"
+    found = scan([*logged, *died])
+    assert found.fatal and found.best is not None and found.best.line == "KeyError: 'died of it'"
+
+
 def test_an_exception_nobody_knows_is_the_cause_when_its_process_dies_of_it() -> None:
     lines = [
         "Process SpawnProcess-1:",

@@ -244,6 +244,13 @@ def test_a_taken_port_fails_although_health_says_200() -> None:
     assert "serve" not in drive.phases()
 
 
+def test_answers_of_another_process_pass_no_phase_even_for_a_moment() -> None:
+    drive = Drive()
+    drive.tick(0.5, busy=True, probe=Probe(200, "other", 9), server_info=INFO)
+    drive.tick(0.5, busy=True, probe=Probe(200, "none", 9), server_info=INFO)
+    assert drive.phases() == ["process"]
+
+
 def test_a_port_that_another_holds_for_a_moment_is_forgiven() -> None:
     drive = Drive()
     assert drive.tick(0.5, busy=True, probe=Probe(None, "other")) is None
@@ -300,6 +307,13 @@ def test_an_oom_kill_known_to_systemd_beats_the_consequences_in_the_log() -> Non
     assert verdict is not None and verdict.reason == "oom-kill" and "scheduler_0" in verdict.line
 
 
+def test_where_the_log_has_only_consequences_the_end_of_the_unit_is_the_reason() -> None:
+    drive = Drive()
+    drive.tick(lines=["x.service: Main process exited, code=killed, status=9/KILL"])
+    verdict = drive.tick(5, unit=DEATHS["killed"][0])
+    assert verdict is not None and verdict.reason == "signal-9" and "status=9/KILL" in verdict.line
+
+
 def test_a_run_that_never_begins_is_a_stall_of_the_process_phase() -> None:
     drive = Drive(limits=Limits(process=5))
     verdict = drive.tick(30, unit=None)
@@ -342,14 +356,17 @@ def test_a_silent_hang_stalls_at_the_limit_of_its_phase_and_not_before(phase: st
     assert limit <= drive.t - begun <= limit + 1
 
 
-def test_a_sentence_that_repeats_is_no_progress() -> None:
+@pytest.mark.parametrize(
+    "sentence", ["Waiting for 1 local, 0 remote core engine proc(s) to start.", "Still here"]
+)
+def test_a_sentence_that_repeats_is_no_progress(sentence: str) -> None:
     drive = Drive(limits=Limits(imports=10))
     for second in range(60):
-        line = f"[2026-11-29 14:00:{second:02d}] Waiting for 1 local, 0 remote core engine proc(s) to start."
+        line = f"[2026-11-29 14:00:{second:02d}] {sentence}"
         if drive.tick(1, lines=[line]):
             break
     verdict = drive.watch.verdict
-    assert verdict is not None and verdict.reason == "stall" and "Waiting for 1 local" in verdict.line
+    assert verdict is not None and verdict.reason == "stall" and sentence in verdict.line
 
 
 def test_a_watchdog_thread_that_wakes_now_and_then_is_no_motion() -> None:

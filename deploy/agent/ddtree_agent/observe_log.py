@@ -175,9 +175,7 @@ class JournalLog:
         except ValueError:
             return []
         self._since = {"cursor": entry.get("__CURSOR", self._since.get("cursor"))}
-        run_id = (
-            entry.get("_SYSTEMD_INVOCATION_ID") if entry.get("_PID") != "1" else entry.get("INVOCATION_ID")
-        )
+        run_id = entry.get("INVOCATION_ID") or entry.get("_SYSTEMD_INVOCATION_ID")
         if self._skip and run_id == self._skip:
             return []
         message = entry.get("MESSAGE")
