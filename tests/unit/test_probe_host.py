@@ -33,7 +33,7 @@ def shown(path: str, *args: str) -> str:
 def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, str]]:
     """A host with one unit; yields what `systemctl show` says of it."""
     unit = tmp_path / "sglang.service"
-    unit.write_text("[Service]\n")
+    unit.write_text("[Service]\nStandardOutput=append:/var/log/sglang.log\n")
     env = tmp_path / "sglang.env"
     env.write_text(f'# keys\nPYTHONPATH="{tmp_path / "site"}"\nAPI_KEY={SECRET}\n')
     dropin = tmp_path / "sglang.service.d" / "90-late.conf"
@@ -58,7 +58,7 @@ def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, 
             "EnvironmentFiles": f"{env} (ignore_errors=no)",
             "ExecStart": shown(sys.executable, "-m", "sglang.launch_server", "--model-path", str(model), "--device",
                                "cpu", "--port", port, "--api-key", SECRET),
-            "WorkingDirectory": str(tmp_path), "StandardOutput": "append:/var/log/sglang.log", "ControlGroup": "/none",
+            "WorkingDirectory": str(tmp_path), "StandardOutput": "append", "ControlGroup": "/none",
         }  # fmt: skip
         monkeypatch.setattr(systemd, "show", lambda name, props: dict(show))
         yield show
@@ -167,7 +167,7 @@ def test_no_systemd_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_unit_is_read_verbatim_without_our_dropins(host: dict[str, str], tmp_path: Path) -> None:
     raw = readunit.raw_unit(host)
-    assert raw["fragment"]["text"] == "[Service]\n"
+    assert raw["fragment"]["text"].startswith("[Service]\n")
     assert [d["path"] for d in raw["dropins"]] == [str(tmp_path / "sglang.service.d" / "90-late.conf")]
     assert raw["environment_files"][0]["secret"] is True
     assert SECRET in raw["environment_files"][0]["text"]
@@ -239,6 +239,22 @@ def test_environment_files() -> None:
 )  # fmt: skip
 def test_where_the_log_goes(show: dict[str, str], log: str) -> None:
     assert caps.log_target(show) == log
+
+
+def test_the_path_of_a_log_file_comes_from_the_unit_files(tmp_path: Path) -> None:
+    unit, late = tmp_path / "a@1.service", tmp_path / "90.conf"
+    unit.write_text("[Service]\nStandardOutput=append:/var/log/old.log\n")
+    late.write_text("[Service]\nStandardOutput=append:/var/log/%p-%i.log\n")
+    show = {
+        "Id": "a@1.service",
+        "StandardOutput": "append",
+        "StandardError": "inherit",
+        "FragmentPath": str(unit),
+    }
+    assert caps.log_target(show) == "file:/var/log/old.log"
+    assert caps.log_target(dict(show, DropInPaths=str(late))) == "file:/var/log/a-1.log"
+    late.write_text("[Service]\nStandardOutput=append:%t/x.log\n")
+    assert caps.log_target(dict(show, FragmentPath=str(late))) == "none"
 
 
 @pytest.mark.parametrize(

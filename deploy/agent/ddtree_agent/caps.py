@@ -62,15 +62,38 @@ def nft() -> Optional[bool]:
 
 def log_target(show: Dict[str, str]) -> str:
     """Where the service's lines can be read: journal, a file (append:, file:, `| tee` in its shell), none."""
-    output = show.get("StandardError") or show.get("StandardOutput", "")
-    if output == "inherit":
-        output = show.get("StandardOutput", "")
-    kind, _, path = output.partition(":")
-    if kind in ("append", "file", "truncate") and path:
-        return "file:" + path
+    stream = "StandardError" if show.get("StandardError", "inherit") != "inherit" else "StandardOutput"
+    kind, _, path = show.get(stream, "").partition(":")
+    if kind in ("append", "file", "truncate"):
+        # systemctl show says "append" and not where to (systemd 252, seen).
+        path = path or _assigned_path(show, stream)
+        return "file:" + path if path else "none"
     tee = _TEE.search(show.get("ExecStart", ""))
     if tee and tee.group(1).startswith("/"):
         return "file:" + tee.group(1).rstrip("'\";")
     if kind in ("journal", "journal+console", "kmsg", "syslog"):
         return "journal"
     return "none"
+
+
+def _assigned_path(show: Dict[str, str], stream: str) -> str:
+    """The path of the last `StandardOutput=append:/path` in the unit's files; "" where it cannot be told."""
+    path = ""
+    for name in [show.get("FragmentPath", ""), *show.get("DropInPaths", "").split()]:
+        try:
+            with open(name, encoding="utf-8", errors="replace") as file:
+                text = file.read()
+        except OSError:
+            continue
+        for found in re.finditer(rf"^[ \t]*{stream}[ \t]*=[ \t]*(?:append|file|truncate):(/\S*)", text, re.M):
+            path = found.group(1)
+    unit = show.get("Id", "")
+    stem = unit.rpartition(".")[0]
+    for mark, value in (
+        ("%n", unit),
+        ("%N", stem),
+        ("%p", stem.partition("@")[0]),
+        ("%i", stem.partition("@")[2]),
+    ):
+        path = path.replace(mark, value)
+    return "" if "%" in path else path
