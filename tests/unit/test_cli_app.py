@@ -131,6 +131,21 @@ def test_a_machine_reads_the_error_on_stdout(
     assert lines is None or len(out.splitlines()) == lines
 
 
+def test_json_is_one_document_even_where_the_verb_printed_it_and_then_failed(
+    verb: Callable[[Callable[..., None]], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    def partly(json: bool = False) -> None:
+        from ddtree_ops.cli._sinks import document
+
+        document({"hosts": {"a": "down"}})
+        raise PreconditionFailed("not every host answered")
+
+    verb(partly)
+    for _ in range(2):
+        assert cli.run(["status", "--json"]) == 3
+        assert json.loads(capsys.readouterr().out) == {"schema_version": 1, "hosts": {"a": "down"}}
+
+
 def test_a_usage_error_is_a_document_too() -> None:
     document = json.loads(run("deplyo", "--json").stdout)
     assert (document["error"]["kind"], document["error"]["exit_code"]) == ("usage", 2)

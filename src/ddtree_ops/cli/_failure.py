@@ -37,7 +37,11 @@ def usage_problem(error: Any) -> UsageProblem:
 
 
 def report(error: OpsError, argv: list[str]) -> int:
-    """Print `error` for a person, and for a machine where the command line asked; return its exit code."""
+    """Print `error` for a person, and for a machine where the command line asked; return its exit code.
+
+    A verb that printed its document already (status of three hosts, one down) said it there.
+    """
+    from ddtree_ops.cli._sinks import Said
     from ddtree_ops.config.secrets import redact, redact_json
 
     # file:line:col opens its line, so that editors and terminals make it a link
@@ -47,7 +51,7 @@ def report(error: OpsError, argv: list[str]) -> int:
     words = argv[: argv.index("--")] if "--" in argv else argv
     if "--events" in words:
         print(json.dumps(redact_json({"ev": "error", **document}), ensure_ascii=False))
-    elif "--json" in words:
+    elif "--json" in words and not Said.document:
         print(json.dumps(redact_json(document), ensure_ascii=False, indent=2))
     return error.exit_code
 

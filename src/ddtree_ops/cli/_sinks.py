@@ -28,6 +28,12 @@ if TYPE_CHECKING:
 SCHEMA_VERSION = 1
 
 
+class Said:
+    """What this run has put on stdout: after its document an error adds no second one."""
+
+    document = False
+
+
 def say(text: str) -> None:
     """A line for the person at the terminal, without secrets."""
     from ddtree_ops.config.secrets import redact
@@ -37,6 +43,7 @@ def say(text: str) -> None:
 
 def document(payload: Mapping[str, Any]) -> None:
     """The one JSON document of a `--json` run; `schema_version` is added and secrets are taken out here."""
+    Said.document = True
     _print_json({"schema_version": SCHEMA_VERSION, **payload}, indent=2)
 
 

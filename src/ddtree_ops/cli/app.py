@@ -72,8 +72,9 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def run(argv: list[str]) -> int:
     """Run `argv` and return the exit code; everything printed is on stderr, or JSON on stdout."""
-    from ddtree_ops.cli import _failure
+    from ddtree_ops.cli import _failure, _sinks
 
+    _sinks.Said.document = False
     try:
         result: Any = typer.main.get_command(app).main(argv, prog_name="ddtree-ops", standalone_mode=False)
         if result == Detached.exit_code:  # typer's word for Ctrl-C
