@@ -114,7 +114,7 @@ def test_the_server_is_found_in_what_starts_it(line: str, wrapper: str, outer: l
         ([f"ExecStart={PY} --x %F"], "unknown specifier %F"),
         ([f"ExecStart={PY}", "User=%i"], "User= names no valid user"),
         ([f"ExecStart={PY}", "Type=forking"], "Type=forking"),
-        ([f"ExecStart={PY}", "WorkingDirectory=models"], "WorkingDirectory= is neither absolute"),
+        ([f"ExecStart={PY}", "WorkingDirectory=models"], "WorkingDirectory= is neither an absolute"),
         (
             ["ExecStart=$VENV/bin/python -m sglang.launch_server"],
             "neither an absolute path nor a plain file name",

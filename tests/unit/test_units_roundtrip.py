@@ -110,3 +110,45 @@ def test_bash_is_read_as_bash_runs_it(python: Path, pieces: list[str], first: st
         ["bash", "-c", script, "sh", *args], capture_output=True, env={"PATH": "/usr/bin:/bin"}, check=True
     )
     assert ours == done.stdout.decode().split("\0")[:-1]
+
+
+STATEMENTS = [
+    "A=1", "true && A=2", "false && A=3", "false || A=4", "true || A=5", "if true; then A=6; fi",
+    "if false; then A=7; fi",
+    "A=8 | cat", "(A=9)", "unset A", "set -- x y", "shift", "shift 2", "true && shift", "f() { A=10; ARR+=(f); }",
+    "type f >/dev/null 2>&1 && f", "f 2>/dev/null", "export A=11", "ARR+=(z)", "ARR=(a b)", "false && ARR=(n)",
+    "A+=q", "declare A=12", "A=13 true", "cd / && A=14", ": ${A:=15}", "false && : ${A:=16}", ": ${B=17} | cat",
+    "case x in a) A=18;; *) A=19;; esac", "for A in 1 2; do :; done", "while false; do A=20; done", "A=21 & wait",
+    "true &&\nA=22", "true && A=23 && false; :", "eval A=24", "((A=25))", "printf -v A 26", "{ A=27; }", "A=$B",
+    'B="$A$1"', "readonly C=3 2>/dev/null", "[[ -n $A && -z $Z ]] && A=28", "true && A=29 || A=30", "# A=31",
+    "echo '(' >/dev/null; A=32", "let A=33", "declare -a ARR=(d e)", "A=34 ; unset A", "true && unset A",
+    "B=$(echo 35)",
+    "function g { A=36; }", "type g >/dev/null 2>&1 && g", "A=37 || true", "! true && A=38", "A=39 && true",
+]  # fmt: skip
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(st.sampled_from(STATEMENTS), max_size=5), st.booleans())
+@example(["A=1", "f() { A=10; ARR+=(f); }", "A=1", "f 2>/dev/null"], False)
+@example(["true && A=23 && false; :"], False)
+@example(["A=1", "true && A=2"], True)
+def test_what_is_made_of_a_script_is_what_bash_makes_of_it(
+    python: Path, statements: list[str], chained: bool
+) -> None:
+    joint = " && " if chained else "\n"
+    server = f'{python} -m sglang.launch_server "--a=$A" "${{ARR[@]}}" "$@" "--b=${{B-none}}"'
+    script = "\n".join(s.replace("\\n", "\n") for s in statements) + (joint if statements else "") + server
+    reader = Reader(script, Scope(positional=["p", "q"], zero="sh"))
+    try:
+        ours = reader.find().argv[1:]
+    except (TooComplex, NotAdoptable):
+        return
+    done = subprocess.run(
+        ["bash", "-c", script, "sh", "p", "q"],
+        capture_output=True,
+        env={"PATH": "/usr/bin:/bin"},
+        check=False,
+    )
+    if not done.stdout and chained:
+        return  # the chain broke: no server, so nothing to compare
+    assert ours == done.stdout.decode().split("\0")[:-1]

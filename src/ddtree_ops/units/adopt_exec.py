@@ -12,7 +12,14 @@ from ddtree_ops.units.bash_eval import Scope
 from ddtree_ops.units.bash_find import Reader
 from ddtree_ops.units.bash_lex import TooComplex
 from ddtree_ops.units.facts import SERVER, ExecFact
-from ddtree_ops.units.server import NotAdoptable, locate, python_switches, script_path, shell_script
+from ddtree_ops.units.server import (
+    NotAdoptable,
+    locate,
+    past_launchers,
+    python_switches,
+    script_path,
+    shell_script,
+)
 from ddtree_ops.units.vault import Vault, hide_argv
 
 Wrapper = Literal["none", "launcher", "bash -c", "script"]
@@ -127,11 +134,11 @@ def _wrapper(
     """Inline a wrapper script as `bash -c TEXT script args…`: `$0` and the arguments stay what they were."""
     at, path = named
     shebang = _SHEBANG.match(text)
-    if at == 0:
+    if at == past_launchers(argv):
         if not shebang:
             raise NotAdoptable(f"the wrapper {path} has no #! line")
         # The kernel passes all that follows the program as one argument.
-        runner = [shebang["program"], *([shebang["rest"]] if shebang["rest"] else [])]
+        runner = [*argv[:at], shebang["program"], *([shebang["rest"]] if shebang["rest"] else [])]
     else:
         runner = argv[:at]
     if not re.search(

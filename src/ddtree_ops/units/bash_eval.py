@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import posixpath
 import re
 from dataclasses import dataclass, field
 
@@ -21,7 +22,7 @@ class Scope:
 
     values: dict[str, str] = field(default_factory=dict)
     arrays: dict[str, list[str]] = field(default_factory=dict)
-    positional: list[str] = field(default_factory=list)
+    positional: list[str] | None = field(default_factory=list)
     zero: str = "bash"
     home: str | None = "/root"
     unknown: set[str] = field(default_factory=set)
@@ -41,6 +42,12 @@ class Scope:
             self.arrays[name] = value
         else:
             self.values[name] = value
+
+    def forget(self, name: str, sure: bool) -> None:
+        """Unset a variable."""
+        self.assign(name, None)
+        if sure:
+            self.unknown.discard(name)
 
     def lookup(self, name: str) -> list[str] | None:
         """Return a variable's elements, None where unset. Raises TooComplex where only a run can tell."""
@@ -93,6 +100,8 @@ def fields(word: Token, scope: Scope) -> list[str]:
 def _part(part: Part, scope: Scope, first: bool, alone: bool) -> list[str]:
     """Return the pieces: several mean a split between arguments, none that the part vanishes."""
     if part.kind == "dynamic":
+        if (place := _place(part.text, scope)) is not None:
+            return [place] if part.quoted else _split(place)
         raise TooComplex(f"{part.text.splitlines()[0][:60]}, known only when it runs")
     if part.kind == "text":
         if first and not part.quoted and part.text.startswith("~"):
@@ -104,6 +113,21 @@ def _part(part: Part, scope: Scope, first: bool, alone: bool) -> list[str]:
     if "IFS" in scope.assigned:
         raise TooComplex("an unquoted variable after IFS was set")
     return [piece for value in values for piece in _split(value)]
+
+
+def _place(text: str, scope: Scope) -> str | None:
+    """Work out `$(dirname X)` and `$(cd X && pwd)` of an absolute path: how scripts find their own directory."""
+    inside = text[2:-1].strip() if text.startswith("$(") and not text.startswith("$((") else ""
+    words = tokens(inside) if inside else []
+    names = [w.op or w.literal() for w in words]
+    if len(words) in (2, 3) and names[0] == "dirname" and (len(words) == 2 or names[1] == "--"):
+        made = fields(words[-1], scope)
+        return posixpath.dirname(made[0]) if len(made) == 1 and made[0].startswith("/") else None
+    silent = [n for n in names if n not in (">", "/dev/null", "--", ">&", "&>", "1")]
+    if len(silent) == 4 and silent[0] == "cd" and silent[2:] == ["&&", "pwd"]:
+        made = fields(next(w for w in words[1:] if not w.op and w.literal() != "--"), scope)
+        return posixpath.normpath(made[0]) if len(made) == 1 and made[0].startswith("/") else None
+    return None
 
 
 def _split(value: str) -> list[str]:
@@ -129,6 +153,10 @@ def parameter(text: str, scope: Scope, quoted: bool) -> list[str]:
     match = _PARAM.fullmatch(text)
     if not match or (match["rest"] and not match["op"]):
         raise TooComplex(f"${{{text}}}")
+    if scope.positional is None and (
+        match["name"] in ("@", "*", "#") or match["name"].strip("123456789") == ""
+    ):
+        raise TooComplex(f"${match['name']}, after the script changed its arguments")
     name, index, op, rest = match["name"], match["index"], match["op"], match["rest"]
     values = _values(name, index, scope)
     if not op:
@@ -155,15 +183,16 @@ def _joined(values: list[str], name: str, index: str | None, quoted: bool) -> li
 
 
 def _values(name: str, index: str | None, scope: Scope) -> list[str] | None:
+    positional = scope.positional or []
     if name in ("@", "*"):
-        return scope.positional
+        return positional
     if name == "#":
-        return [str(len(scope.positional))]
+        return [str(len(positional))]
     if name.isdigit():
         number = int(name)
         if number == 0:
             return [scope.zero]
-        return [scope.positional[number - 1]] if number <= len(scope.positional) else None
+        return [positional[number - 1]] if number <= len(positional) else None
     if not re.match(r"[A-Za-z_]", name):
         raise TooComplex(f"${name}, known only when it runs")
     values = scope.lookup(name)

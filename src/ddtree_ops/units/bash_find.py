@@ -13,6 +13,9 @@ _OPEN = frozenset({"if", "while", "until", "for", "select", "case", "{"})
 _CLOSE = frozenset({"fi", "done", "esac", "}"})
 _PASS = frozenset({"then", "else", "elif", "do", "!", "time", "in"})
 _ASSIGN = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)(\[[^\]]*\])?(\+?=)")
+_SETTERS = frozenset({"eval", "read", "mapfile", "readarray", "getopts", "let"})
+_JOINS = ("&&", "||", "|", "|&")
+_PYTHON = "/unknown/python"
 _DECLARE = frozenset({"export", "declare", "typeset", "readonly", "local"})
 
 
@@ -52,6 +55,13 @@ class Reader:
         self.assigned: list[Assigned] = []
         self._found: list[Server] = []
         self._nested = 0
+        # Names set since the last `&&` chain began: sure within it, a guess after it.
+        self._chain: list[str] = []
+        self._after = ";"
+        self._depth = 0
+        # Functions may set what they name whenever they are called.
+        self._functions: set[str] = set()
+        self._within: set[str] = set()
 
     def find(self) -> Server:
         """Return the server command. Raises TooComplex or NotAdoptable with the reason."""
@@ -61,10 +71,16 @@ class Reader:
         for token in [*tokens(self.script), Token(len(self.script), len(self.script), "\n")]:
             word = token.bare()
             if token.op and token.op not in REDIRECTS:
-                if token.op == "(" and len(command) == 1 and self._array(command[0], token):
+                self._depth = depth + parens
+                if token.op == "(" and command and self._array(command, token):
                     command = []
                     continue
-                self._simple(command, depth + parens, token.op)
+                if token.op == "(" and self._opens(command, token):
+                    self._unsettle("arithmetic")
+                if token.op == "\n" and not command and self._after in _JOINS:
+                    continue
+                self._simple(command, token.op)
+                self._end(token.op)
                 command = []
                 parens = max(0, parens + {"(": 1, ")": -1}.get(token.op, 0))
             elif self._nested > token.start:
@@ -77,6 +93,7 @@ class Reader:
                 loop_variable = False
                 command.append(token)
             elif word == "{" and command and command[0].bare() == "function":
+                self._functions.add(command[1].bare() or "")
                 depth += 1
                 command = []
             elif not command and word == "[[":
@@ -90,25 +107,63 @@ class Reader:
             raise NotAdoptable("it starts more than one SGLang server")
         return self._found[0]
 
-    def _array(self, first: Token, bracket: Token) -> bool:
-        """Read `NAME=( … )`; say whether it was one. What is inside is stepped over."""
+    def _opens(self, command: list[Token], token: Token) -> bool:
+        """Look at a `(`: record the function whose definition it opens; say whether it opens arithmetic."""
+        name = command[0].bare() if len(command) == 1 else None
+        if name and re.match(r"\(\s*\)", self.script[token.start :]):
+            self._functions.add(name)
+        return self.script.startswith("((", token.start)
+
+    def _end(self, op: str) -> None:
+        """Note what ends a command: after a chain of `&&` nobody knows how far it came."""
+        if op not in ("&&", "(") and self._after in _JOINS:
+            for name in self._chain:
+                self.scope.assign(name, None)
+        if op != "&&":
+            self._chain = []
+        self._after = op
+
+    def _sure(self, ended_by: str = ";") -> bool:
+        """Whether a command here runs, and in this shell, wherever what follows it runs."""
+        return (
+            self._depth == 0
+            and self._after not in ("||", "|", "|&")
+            and ended_by not in ("|", "|&", "&", "||")
+        )
+
+    def _set(self, name: str, value: str | list[str] | None, sure: bool) -> None:
+        self.scope.assign(name, value, sure)
+        if self._depth:
+            self._within.add(name)
+        if self._after == "&&":
+            self._chain.append(name)
+
+    def _array(self, command: list[Token], bracket: Token) -> bool:
+        """Read `NAME=( … )`, also behind `declare -a`; say whether it was one. What is inside is stepped over."""
+        first = command[-1]
         match = re.fullmatch(r"([A-Za-z_][A-Za-z0-9_]*)(\+?)=", first.bare() or "")
         if not match or first.end != bracket.start:
+            return False
+        if len(command) > 1 and command[0].literal() not in _DECLARE:
             return False
         end = balanced(self.script, bracket.start, "(", ")")
         self._nested = end
         old = self.scope.arrays.get(match[1], []) if match[2] else []
         try:
             inside = [t for t in tokens(self.script[bracket.end : end - 1]) if t.op != "\n"]
-            self.scope.assign(match[1], [*old, *(f for t in inside for f in fields(t, self.scope))])
+            whole = not match[2] or match[1] in self.scope.arrays or match[1] not in self.scope.assigned
+            made = [*old, *(f for t in inside for f in fields(t, self.scope))]
+            self._set(match[1], made, self._sure() and whole)
         except TooComplex:
-            self.scope.assign(match[1], None)
+            self._set(match[1], None, False)
         return True
 
-    def _simple(self, command: list[Token], depth: int, ended_by: str) -> None:
+    def _simple(self, command: list[Token], ended_by: str) -> None:
         """Take in one simple command."""
         at = 0
-        while at < len(command) and self._assignment(command[at], depth, at + 1 == len(command)):
+        first = next((i for i, t in enumerate(command) if not self._is_assignment(t)), len(command))
+        while at < first:
+            self._assignment(command[at], self._sure(ended_by), first == len(command))
             at += 1
         words = command[at:]
         if not words:
@@ -116,20 +171,40 @@ class Reader:
         name = words[0].literal()
         if name in _DECLARE:
             for token in words[1:]:
-                self._assignment(token, depth, True)
+                self._assignment(token, self._sure(ended_by), True)
         elif name in ("source", "."):
             self._source(words)
-        elif name in ("eval", "read", "mapfile", "readarray", "getopts"):
-            self.scope.all_unknown = name
+        elif name in _SETTERS or (name == "printf" and "-v" in [w.literal() for w in words]):
+            self._unsettle(name)
+        elif name in self._functions:
+            for variable in self._within:
+                self.scope.assign(variable, None)
         elif name == "unset":
             for token in words[1:]:
-                self.scope.assign(token.literal() or "", None)
-        elif name == "set" and len(words) > 1 and words[1].literal() == "--":
-            self.scope.positional = [f for t in words[2:] for f in fields(t, self.scope)]
-        elif name == "shift":
-            self.scope.positional = self.scope.positional[1:]
+                self.scope.forget(token.literal() or "", self._sure(ended_by))
+        elif name in ("set", "shift"):
+            self._positional(words, self._sure(ended_by) and self._after != "&&")
         else:
-            self._candidate(words, depth, ended_by)
+            self._candidate(words, ended_by)
+
+    def _positional(self, words: list[Token], sure: bool) -> None:
+        """Take in `set -- …` and `shift`; other forms of `set` change options only."""
+        literal = [w.literal() for w in words]
+        if literal[0] == "set":
+            if "--" not in literal:
+                return
+            at = literal.index("--") + 1
+            self.scope.positional = [f for t in words[at:] for f in fields(t, self.scope)] if sure else None
+            return
+        count = int(literal[1] or "") if len(words) > 1 and (literal[1] or "").isdigit() else 1
+        known = (
+            self.scope.positional is not None and sure and (len(words) == 1 or (literal[1] or "").isdigit())
+        )
+        # A shift by more than there are does nothing.
+        if known and self.scope.positional is not None and count <= len(self.scope.positional):
+            self.scope.positional = self.scope.positional[count:]
+        elif not known:
+            self.scope.positional = None
 
     def _source(self, words: list[Token]) -> None:
         path = words[1].literal() if len(words) > 1 else None
@@ -137,29 +212,37 @@ class Reader:
             for name in ("PATH", "VIRTUAL_ENV", "VIRTUAL_ENV_PROMPT", "PS1", "PYTHONHOME"):
                 self.scope.assign(name, None)
             return
-        self.scope.all_unknown = f"the file {path or 'it reads'}"
+        self._unsettle(f"the file {path or 'it reads'}")
+        self.scope.positional = None
+
+    def _unsettle(self, by: str) -> None:
+        """Note that any variable may have another value from here on."""
+        self.scope.all_unknown = by
         self.scope.assigned.clear()
 
-    def _assignment(self, token: Token, depth: int, persists: bool) -> bool:
-        """Take in `NAME=word`; say whether the token is one."""
-        first = token.parts[0] if token.parts else None
-        match = _ASSIGN.match(first.text) if first and first.kind == "text" and not first.quoted else None
+    @staticmethod
+    def _is_assignment(token: Token) -> re.Match[str] | None:
+        first = token.parts[0] if token.parts and not token.op else None
+        return _ASSIGN.match(first.text) if first and first.kind == "text" and not first.quoted else None
+
+    def _assignment(self, token: Token, sure: bool, persists: bool) -> None:
+        """Take in `NAME=word`, where the token is one."""
+        match = self._is_assignment(token)
         if not match:
-            return False
+            return
         raw_start = token.start + match.end()
         if literal := token.literal():
             value = literal[match.end() :]
             self.assigned.append(Assigned(match[1], value, raw_start, token.end))
         if not persists:
-            return True
+            return
         try:
             value = self._value(raw_start, token.end)
             if match[3] == "+=":
                 value = "".join(self.scope.lookup(match[1]) or []) + value
-            self.scope.assign(match[1], value, depth == 0 and not match[2])
+            self._set(match[1], value, sure and not match[2])
         except TooComplex:
-            self.scope.assign(match[1], None)
-        return True
+            self._set(match[1], None, False)
 
     def _value(self, start: int, end: int) -> str:
         """Evaluate the text after `=`, where nothing is split."""
@@ -171,13 +254,19 @@ class Reader:
             quoted.parts[0] = inner[0].parts[0]
         return " ".join(fields(quoted, self.scope))
 
-    def _candidate(self, words: list[Token], depth: int, ended_by: str) -> None:
+    def _candidate(self, words: list[Token], ended_by: str) -> None:
         """See whether a command is the server, and note where."""
         redirect = next((i for i, t in enumerate(words) if t.op or self._is_fd(words, i)), len(words))
         plain, after = words[:redirect], words[redirect:]
-        if not self._mentions_server(plain):
+        before = dict(self.scope.values)
+        server = self._mentions_server(plain)
+        if not self._sure(ended_by) or self._after == "&&":
+            # `${X:=y}` in a command that may not run, or runs elsewhere.
+            for name in {n for n, v in self.scope.values.items() if before.get(n) != v}:
+                self._set(name, None, False)
+        if not server:
             return
-        if depth:
+        if self._depth:
             raise TooComplex("the server is started inside a loop, a condition, a function or a subshell")
         if any(self._argument_after(after)):
             raise TooComplex("a redirection in the middle of the server's arguments")
@@ -239,5 +328,6 @@ class Reader:
             try:
                 known += fields(token, self.scope)
             except TooComplex:
-                known.append("")
+                known.append(_PYTHON if not known or known[-1] == "exec" else "")
+        # `$VENV/bin/python -m sglang.launch_server` is the server too, though where it lies is not known.
         return locate(known) is not None

@@ -50,7 +50,7 @@ class Token:
 
 
 def tokens(script: str) -> list[Token]:
-    """Cut `script`. Raises TooComplex for here-documents, process substitution and unbalanced quotes."""
+    """Cut `script`. Raises TooComplex for here-documents and unbalanced quotes."""
     out: list[Token] = []
     at = 0
     while at < len(script):
@@ -66,7 +66,10 @@ def tokens(script: str) -> list[Token]:
             if op in ("<<", "<<-"):
                 raise TooComplex("a here-document")
             if op in "<>" and script[at + 1 : at + 2] == "(":
-                raise TooComplex("a process substitution")
+                end = balanced(script, at + 1, "(", ")")
+                out.append(Token(at, end, "", [Part("dynamic", script[at:end], True)]))
+                at = end
+                continue
             out.append(Token(at, at + len(op), op))
             at += len(op)
         else:

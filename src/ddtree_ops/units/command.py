@@ -69,7 +69,7 @@ def parse_commands(value: str, specifiers: Specifiers) -> Commands:
 
 
 def _unknown_escape(word: str, warning: str) -> str:
-    return f"{warning}: systemd warns and keeps it as written in {word!r}"
+    return f"{warning}: systemd warns and keeps it as written in {word}"
 
 
 def _may_follow(char: str, seen: str) -> bool:
@@ -101,6 +101,8 @@ def _one(
         raise FatalSetting(f"names a path with quotes, backslashes or control characters: {path!r}")
     if not path.startswith("/") and "/" in path:
         raise FatalSetting(f"{path!r} is neither an absolute path nor a plain file name")
+    if path.endswith("/"):
+        raise FatalSetting(f"names a directory: {path}")
     argv = [] if "@" in prefixes else [path]
     more = False
     while at < len(value):
@@ -118,7 +120,7 @@ def _one(
             raise FatalSetting("has an unbalanced quote, systemd ignores it: nothing is started") from None
         if word is None:
             break
-        if warning and "trailing" not in warning:
+        if warning:
             warnings.append(_unknown_escape(word, warning))
         argv.append(_expand(word, specifiers))
     if not argv or not argv[0]:

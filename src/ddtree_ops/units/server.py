@@ -15,6 +15,8 @@ _REFUSED = {
     "sudo": "sudo drops the environment", "su": "su starts a login of its own", "runuser": "runuser starts a session",
     "ssh": "the server runs on another host", "srun": "the server runs under Slurm", "tmux": "tmux detaches it",
     "screen": "screen detaches it", "systemd-run": "the server runs in another unit", "torchrun": "torchrun starts it",
+    "chroot": "the server sees another root", "nsenter": "the server runs in other namespaces",
+    "mpirun": "mpirun starts it", "accelerate": "accelerate starts it", "machinectl": "it runs elsewhere",
 }  # fmt: skip
 # Launchers that execute what follows them: options that take a value are named, to step over them.
 _LAUNCHERS: dict[str, frozenset[str]] = {
@@ -49,10 +51,29 @@ _LAUNCHERS: dict[str, frozenset[str]] = {
     "conda": frozenset({"-n", "--name", "-p", "--prefix", "--cwd"}),
     "mamba": frozenset({"-n", "--name", "-p", "--prefix", "--cwd"}),
     "micromamba": frozenset({"-n", "--name", "-p", "--prefix", "--cwd"}),
+    "catatonit": frozenset(),
+    "flock": frozenset({"-E", "--conflict-exit-code", "-w", "--timeout", "--wait"}),
+    "timeout": frozenset({"-k", "-s", "--kill-after", "--signal"}),
+    "setpriv": frozenset({"--reuid", "--regid", "--groups", "--inh-caps", "--bounding-set"}),
+    "cgexec": frozenset({"-g"}),
+    "unbuffer": frozenset(),
+    "systemd-inhibit": frozenset(),
+    "systemd-cat": frozenset({"-t", "-p", "--identifier", "--priority"}),
+    "poetry": frozenset({"-C", "--directory"}),
+    "pipenv": frozenset(),
+    "pixi": frozenset({"-e", "--environment", "--manifest-path"}),
     "uv": frozenset({"--project", "--directory", "--python", "-p", "--with", "--extra", "--env-file"}),
 }
-_POSITIONALS = {"taskset": 1, "chrt": 1}
-_SUBCOMMANDS = {"conda": "run", "mamba": "run", "micromamba": "run", "uv": "run"}
+_POSITIONALS = {"taskset": 1, "chrt": 1, "flock": 1, "timeout": 1}
+_SUBCOMMANDS = {
+    "conda": "run",
+    "mamba": "run",
+    "micromamba": "run",
+    "uv": "run",
+    "poetry": "run",
+    "pipenv": "run",
+    "pixi": "run",
+}
 _PYTHON_VALUES = frozenset({"-W", "-X", "--check-hash-based-pycs"})
 
 
@@ -84,6 +105,9 @@ def locate(argv: list[str]) -> Found | None:
         if name in _REFUSED:
             raise NotAdoptable(f"started through {name}: {_REFUSED[name]}")
         if name not in _LAUNCHERS:
+            following = argv[at + 1 : at + 13]
+            if name and not _SHELL.fullmatch(argv[at]) and "-m" in following and _MODULES & set(following):
+                raise NotAdoptable(f"started through {name}, which this program does not know")
             return None
         at = _step_over(argv, at, name)
     return None
@@ -162,12 +186,21 @@ def python_switches(argv: list[str]) -> list[str]:
     return out
 
 
+def past_launchers(argv: list[str]) -> int:
+    """Return the index of the first word that is no launcher: `/usr/bin/env bash …` → 1. Raises NotAdoptable."""
+    at = 0
+    while at < len(argv) and argv[at].rpartition("/")[2] in _LAUNCHERS:
+        at = _step_over(argv, at, argv[at].rpartition("/")[2])
+    return at
+
+
 def shell_script(argv: list[str]) -> tuple[int, str] | None:
     """Return (index of the script text, shell options) where `argv` is `bash -c TEXT …`, else None."""
-    if not argv or not _SHELL.fullmatch(argv[0]):
+    at = past_launchers(argv)
+    if at >= len(argv) or not _SHELL.fullmatch(argv[at]):
         return None
     options = ""
-    at = 1
+    at += 1
     while at < len(argv) and argv[at][:1] in "-+" and len(argv[at]) > 1:
         word = argv[at]
         if word in ("-o", "+o", "-O", "+O", "--rcfile", "--init-file"):
@@ -187,12 +220,13 @@ def shell_script(argv: list[str]) -> tuple[int, str] | None:
 
 def script_path(argv: list[str], scripts: dict[str, str]) -> tuple[int, str] | None:
     """Return (index, path) of the wrapper script that `argv` runs: itself, or the first argument of a shell."""
-    if argv and argv[0] in scripts:
-        return 0, argv[0]
-    if argv and _SHELL.fullmatch(argv[0]):
-        for at in range(1, len(argv)):
-            if argv[at] in scripts:
-                return at, argv[at]
-            if not argv[at].startswith("-"):
+    at = past_launchers(argv)
+    if at < len(argv) and argv[at] in scripts:
+        return at, argv[at]
+    if at < len(argv) and _SHELL.fullmatch(argv[at]):
+        for here in range(at + 1, len(argv)):
+            if argv[here] in scripts:
+                return here, argv[here]
+            if not argv[here].startswith("-"):
                 return None
     return None

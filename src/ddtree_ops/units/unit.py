@@ -25,7 +25,8 @@ COMMANDS = (
 RESOLVED = frozenset(
     {"User", "Group", "WorkingDirectory", "StandardOutput", "StandardError", "RootDirectory"}
 )
-_USER = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*\$?|[0-9]+")
+# The relaxed rules of user-util.c: what systemd warns of but takes.
+_USER = re.compile(r"(?!-[0-9]+$|\.{1,2}$|\s)[^:/\x00-\x1f\x7f]*[^:/\s\x00-\x1f\x7f]")
 Setting = str | list[str]
 
 
@@ -150,12 +151,17 @@ def _environment_file(meaning: Meaning, item: Assignment, specifiers: Specifiers
         return
     optional = path.startswith("-")
     path = path.removeprefix("-")
-    if not path.startswith("/"):
+    if not path.startswith("/") or ".." in path.split("/"):
         meaning.notes.append(
             f"{at}: EnvironmentFile={path} is not absolute (quotes are not removed), systemd ignores it"
         )
         return
     meaning.environment_files.append((path, optional))
+
+
+def _too_big(value: str) -> bool:
+    """Whether a numeric id is none: 16 and 32 bit -1 are reserved."""
+    return value.isdecimal() and (int(value) >= 2**32 - 1 or int(value) == 2**16 - 1)
 
 
 def _resolved(meaning: Meaning, item: Assignment, specifiers: Specifiers) -> str:
@@ -164,13 +170,17 @@ def _resolved(meaning: Meaning, item: Assignment, specifiers: Specifiers) -> str
         value = specifiers.expand(item.value)
     except BadSpecifier as bad:
         raise FatalSetting(f"uses the unknown specifier {bad}") from None
-    if item.key in ("User", "Group") and not _USER.fullmatch(value):
+    if item.key in ("User", "Group") and (not _USER.fullmatch(value) or _too_big(value)):
         shown = item.value if value == item.value else f"{item.value}, which is {value!r} here,"
         raise FatalSetting(f"names no valid user or group: {shown} systemd refuses the unit")
     if item.key == "WorkingDirectory":
         path = value.removeprefix("-")
-        if path != "~" and not path.startswith("/"):
-            if value.startswith("-"):
-                return ""
-            raise FatalSetting(f"is neither absolute nor `~`: {value}")
+        normal = path.startswith("/") and ".." not in path.split("/")
+        if path != "~" and not normal:
+            if not value.startswith("-"):
+                raise FatalSetting(f"is neither an absolute, plain path nor `~`: {value}")
+            meaning.notes.append(
+                f"{where(item.path, item.line)}: WorkingDirectory={value} is not absolute, systemd ignores it"
+            )
+            return ""
     return value
