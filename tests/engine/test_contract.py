@@ -120,7 +120,7 @@ def engine(which: str, models: Path, tmp: Path) -> tuple[list[str], dict[str, st
     env = {"PATH": os.environ["PATH"], "HOME": str(tmp), "PYTHONPATH": str(STANDIN)}
     if which == "standin":
         scenario = tmp / "scenario.json"
-        scenario.write_text(json.dumps([{"when": {}, "then": {"delay": {"serve": 0.5}}}]))
+        scenario.write_text(json.dumps([{"when": {}, "then": {"delay": {"serve": 1.0}}}]))
         env["STANDIN_SCENARIO"] = str(scenario)
         return [sys.executable, "-B", "-m", "sglang.launch_server", *ARGV, *model], env
     env |= {"PYTHONPATH": f"{ENGINE / 'stubs'}:{ENGINE / 'plug'}", "HF_HUB_OFFLINE": "1"}

@@ -110,21 +110,23 @@ class Server:
         """POST /generate, greedy."""
         return self.ask("/generate", {"input_ids": input_ids, "sampling_params": greedy(count), **more})
 
-    def child(self, title: str) -> int:
-        """Pid of the child whose command line begins with `title`. LookupError when there is none."""
-        for entry in os.listdir("/proc"):
-            if entry.isdigit():
-                try:
-                    with (
-                        open(f"/proc/{entry}/cmdline", "rb") as line,
-                        open(f"/proc/{entry}/stat", "rb") as stat,
-                    ):
-                        parent = int(stat.read().rsplit(b")", 1)[1].split()[1])
-                        if line.read().startswith(title.encode()) and parent == self.process.pid:
-                            return int(entry)
-                except (OSError, IndexError):
-                    continue
+    def child(self, title: str, limit_s: float = 10) -> int:
+        """Pid of the child whose command line begins with `title`. LookupError when none shows up in time."""
+        end = time.monotonic() + limit_s
+        while time.monotonic() < end:
+            for pid in filter(str.isdigit, os.listdir("/proc")):
+                if self._is_child(pid, title.encode()):
+                    return int(pid)
+            time.sleep(0.03)
         raise LookupError(title)
+
+    def _is_child(self, pid: str, title: bytes) -> bool:
+        try:
+            with open(f"/proc/{pid}/cmdline", "rb") as line, open(f"/proc/{pid}/stat", "rb") as stat:
+                parent = int(stat.read().rsplit(b")", 1)[1].split()[1])
+                return line.read().startswith(title) and parent == self.process.pid
+        except (OSError, IndexError):
+            return False
 
     def statuses_until_ready(self, limit_s: float) -> List[int]:
         """The distinct statuses of /health, in order, until it says 200 (0 = refused)."""
