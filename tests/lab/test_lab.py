@@ -73,9 +73,14 @@ def test_two_hosts_are_reached_by_plain_ssh_and_differ(host: LabHost, new_host: 
     assert len(set(keys)) == 2
 
 
-def test_a_host_is_reached_by_its_address_too(host: LabHost) -> None:
-    command = ["ssh", "-F", str(host.lab.state.ssh_config), host.address, "hostname"]
-    assert subprocess.run(command, capture_output=True, text=True, timeout=20, check=True).stdout == "ct129\n"
+def test_a_host_is_reached_by_its_address_and_by_the_one_in_hosts_yaml(new_host: NewHost) -> None:
+    host = new_host("prod1", aliases=("192.0.2.7",))
+    for name in (host.address, "192.0.2.7"):
+        command = ["ssh", "-F", str(host.lab.state.ssh_config), "-p", "2222", name, "hostname"]
+        assert (
+            subprocess.run(command, capture_output=True, text=True, timeout=20, check=True).stdout
+            == "prod1\n"
+        )
 
 
 def test_paramiko_reaches_a_host_through_the_ssh_config(host: LabHost) -> None:
@@ -376,11 +381,12 @@ def test_killing_the_supervisor_leaves_no_process_and_no_mount(spare_lab: Lab) -
     root = spare_lab.state.root
     for name in ("ct129", "ct200"):
         spare_lab.add(HostSpec(name))
-    spare_lab.host("ct200").fault("freeze")
     command = ["ssh", "-F", str(spare_lab.state.ssh_config), "ct129", "echo in; sleep 600"]
     session = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
     assert session.stdout
     assert session.stdout.readline() == b"in\n"
+    spare_lab.host("ct129").fault("link-down")  # no word of the end comes over this line
+    spare_lab.host("ct200").fault("freeze")
     assert _leftovers(root), "the probe must see a lab that is up"
     spare_lab.kill()
     assert session.wait(20) == 255

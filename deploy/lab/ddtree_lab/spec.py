@@ -11,18 +11,20 @@ from .problem import LabProblem
 ENGINES = ("none", "real", "standin")
 BASELINES = ("plain", "nextn", "dflash")
 PAIRS = ("cycle", "context")
+ALIAS = re.compile(r"[A-Za-z0-9_.:-]+")
 NAME = re.compile(r"[a-z][a-z0-9-]{0,30}")
 
 
 @dataclass(frozen=True)
 class HostSpec:
-    """One host. tp: tensor parallel size (1 or more)."""
+    """One host. tp: tensor parallel size (1 or more). aliases: other names and addresses that ssh reaches it by."""
 
     name: str
     engine: str = "none"
     baseline: str = "plain"
     pair: str = "cycle"
     tp: int = 1
+    aliases: tuple[str, ...] = ()
 
     def check(self) -> HostSpec:
         """Return self; raises LabProblem (usage) naming the first thing that cannot be."""
@@ -37,6 +39,9 @@ class HostSpec:
         ):
             if value not in allowed:
                 raise LabProblem(f"no {what} {value!r}: choose {', '.join(allowed)}", usage=True)
+        for alias in self.aliases:
+            if not ALIAS.fullmatch(alias):
+                raise LabProblem(f"{alias!r} cannot be another name of {self.name}", usage=True)
         if self.engine == "real" and self.baseline == "nextn":
             raise LabProblem(
                 "the real engine cannot run NEXTN on a CPU",

@@ -27,7 +27,13 @@ from .state import State, write_atomically
 INOTIFY = Path("/proc/sys/fs/inotify/max_user_instances")
 INOTIFY_NEED = 2048  # a systemd takes several, and the default of 128 ends at about 20 hosts
 
-SSH_CONFIG = """\
+SSH_HOST = """\
+Host {names}
+  HostName {host.port.address}
+  HostKeyAlias {host.name}
+"""
+# sshd listens on 22 whatever port hosts.yaml has for the host that this one stands for.
+SSH_ALL = """\
 Host {names}
   User root
   IdentityFile {state.key}
@@ -38,7 +44,7 @@ Host {names}
   StrictHostKeyChecking yes
   BatchMode yes
   ConnectTimeout 10
-  ProxyCommand {python} -I -S {relay} {state.root} %h %p
+  ProxyCommand {python} -I -S {relay} {state.root} %h 22
 """
 
 
@@ -75,7 +81,7 @@ class Supervisor:
 
     def op_add(self, **spec: Any) -> float:
         """Make and boot a host; returns the seconds to its SSH banner."""
-        asked = HostSpec(**spec).check()
+        asked = HostSpec(**{**spec, "aliases": tuple(spec.get("aliases", ()))}).check()
         with self._lock:
             if asked.name in self.hosts:
                 raise LabProblem(
@@ -128,12 +134,14 @@ class Supervisor:
         ready = sorted((host for host in self.hosts.values() if host.host_key), key=lambda host: host.name)
         keys = [f"{host.name},{host.port.address} {host.host_key}\n" for host in ready]
         write_atomically(self._state.known_hosts, "".join(keys))
-        blocks = [f"Host {host.name}\n  HostName {host.port.address}\n" for host in ready]
+        names = {host.name: " ".join([host.name, host.port.address, *host.spec.aliases]) for host in ready}
+        blocks = [SSH_HOST.format(names=names[host.name], host=host) for host in ready]
         if ready:
-            names = " ".join(f"{host.name} {host.port.address}" for host in ready)
             relay = Path(__file__).with_name("relay.py")
             blocks.append(
-                SSH_CONFIG.format(names=names, state=self._state, python=sys.executable, relay=relay)
+                SSH_ALL.format(
+                    names=" ".join(names.values()), state=self._state, python=sys.executable, relay=relay
+                )
             )
         write_atomically(self._state.ssh_config, "\n".join(blocks))
 

@@ -77,14 +77,16 @@ def _beside() -> Path | None:
         return None
 
 
-def _default_names() -> list[str]:
+def _known() -> dict[str, tuple[str, ...]]:
+    """Names to boot by default, each with the address that hosts.yaml has for it: it must lead to the lab too."""
     from ddtree_ops.config import discover, load_inventory
 
     try:
         path = discover()
     except UsageProblem:
-        return NAMES
-    return list(load_inventory(path).hosts)
+        return dict.fromkeys(NAMES, ())
+    hosts = load_inventory(path).hosts
+    return {name: (host.address,) if host.address else () for name, host in hosts.items()}
 
 
 @app.command()
@@ -101,11 +103,14 @@ def up(
     from ddtree_ops.cli._sinks import say
 
     asked = {"engine": engine.value, "baseline": baseline.value, "pair": pair.value, "tp": tp}
+    known = _known()
     with _lab() as lab:
         spec = _part("spec").HostSpec
-        booted = lab.up([spec(name=name, **asked) for name in hosts or _default_names()], say)
+        names = hosts or list(known)
+        booted = lab.up([spec(name=name, aliases=known.get(name, ()), **asked) for name in names], say)
+        there = lab.status()
         for host in booted:
-            if engine is not Engine.none:
+            if there[host.name]["engine"] != "none":
                 say(f"{host.name}: the baseline answers after {host.wait_http()} s")
         say(f"next: ddtree-ops lab ssh {booted[0].name}, or ddtree-ops adopt --host {booted[0].name}")
         say(f"from another project: export DDTREE_OPS_SSH_CONFIG={lab.state.ssh_config}")
