@@ -61,9 +61,8 @@ class Observer:
         props = show(self._service, _PROPS)
         unit = unit_state(props, self._before)
         if unit is not None:
-            self._before = (
-                None  # from here on an empty invocation is the end of this run (systemd forgot the unit)
-            )
+            # From here on an empty invocation is the end of this run: systemd forgot the unit.
+            self._before = None
         pids = tree(props.get("ControlGroup", ""), unit.main_pid) if unit is not None else []
         spent = usage(pids)
         whose, holder = owner(self._port, pids, self._host)
