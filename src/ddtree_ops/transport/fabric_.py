@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import shlex
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from paramiko.ssh_exception import SSHException
@@ -17,6 +18,7 @@ from ddtree_ops.transport.ssh_settings import SshSettings
 
 _ALIVE_EVERY = 5.0  # seconds between questions to sshd; ServerAliveInterval in ssh_config(5)
 _DEAD_AFTER = 20.0  # seconds without an answer
+_BREAKS = (SSHException, EOFError, OSError)  # what paramiko raises where a line breaks
 
 
 class FabricTransport:
@@ -60,7 +62,7 @@ class FabricTransport:
             channel = pulse.transport.open_session(timeout=self.settings.connect_timeout)
             channel.settimeout(self.settings.connect_timeout)
             channel.exec_command(shlex.join(argv))
-        except (SSHException, EOFError, OSError) as error:
+        except _BREAKS as error:
             raise self._broken(pulse, "no command could be started", str(error) or None) from None
         pipe = _ChannelPipe(channel, pulse, lambda: self._broken(pulse))
         return PumpedStream(pipe, stdin, lambda text: self._late(argv, text), idle, deadline)
@@ -111,7 +113,7 @@ class Pulse:
             patience.start()
             try:
                 self.transport.global_request("keepalive@openssh.com", wait=True)
-            except (SSHException, EOFError, OSError):
+            except _BREAKS:
                 return False
             finally:
                 patience.cancel()
@@ -140,18 +142,26 @@ class _ChannelPipe:
 
     def recv(self, tick: float) -> bytes:
         self._channel.settimeout(tick)
-        return bytes(self._channel.recv(65536))
+        try:
+            return bytes(self._channel.recv(65536))
+        except TimeoutError:
+            raise
+        except _BREAKS:  # reading also writes: it opens the window for more
+            raise self._broken() from None
 
     def recv_err(self, tick: float) -> bytes:
         self._channel.settimeout(tick)
-        return bytes(self._channel.recv_stderr(65536))
+        with _as_oserror():
+            return bytes(self._channel.recv_stderr(65536))
 
     def send(self, data: memoryview, tick: float) -> int:
         self._channel.settimeout(tick)
-        return int(self._channel.send(bytes(data)))
+        with _as_oserror():
+            return int(self._channel.send(bytes(data)))
 
     def end_input(self) -> None:
-        self._channel.shutdown_write()
+        with _as_oserror():
+            self._channel.shutdown_write()
 
     def finish(self, tick: float) -> int:
         if not self._channel.status_event.wait(tick):
@@ -164,4 +174,14 @@ class _ChannelPipe:
         return 255  # ended by a signal, which paramiko does not hand on
 
     def kill(self) -> None:
-        self._channel.close()
+        with contextlib.suppress(*_BREAKS):
+            self._channel.close()
+
+
+@contextlib.contextmanager
+def _as_oserror() -> Iterator[None]:
+    """What a Pipe promises where the line breaks; a TimeoutError is one already."""
+    try:
+        yield
+    except (SSHException, EOFError) as error:
+        raise OSError(str(error)) from None
