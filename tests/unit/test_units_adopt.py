@@ -105,6 +105,12 @@ def test_the_server_is_found_in_what_starts_it(line: str, wrapper: str, outer: l
             "container (docker)",
         ),
         (["ExecStart=/opt/v/bin/python -m http.server"], "starts no SGLang server"),
+        ([f"ExecStart=/usr/bin/nsys profile {PY}"], "started through nsys"),
+        (["ExecStart=/bin/bash -c '$$V/bin/python -m sglang.launch_server < <(x) $$(y)'"], "in the middle"),
+        (
+            [f"ExecStart=/bin/bash -c '[ -n \"$$Q\" ] && P=1; {PY} --port $$P'"],
+            "$P, whose value depends on the run",
+        ),
         (
             ["ExecStart=/usr/bin/sudo -u x /opt/v/bin/python -m sglang.launch_server"],
             "sudo drops the environment",
@@ -131,6 +137,32 @@ def test_the_server_is_found_in_what_starts_it(line: str, wrapper: str, outer: l
 )
 def test_what_cannot_be_kept_is_refused_with_the_reason(lines: list[str], words: str) -> None:
     assert words in reason(*lines)
+
+
+OWN_PLACE = """#!/usr/bin/env bash
+HERE="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
+source "$HERE/venv/bin/activate"
+cat <<EOF >/dev/null
+python -m sglang.launch_server --port 5
+EOF
+exec "$HERE/venv/bin/python" -m sglang.launch_server --model-path "$HERE/m" "$@" > >(tee -a /l) 2>&1
+"""
+
+
+def test_a_script_that_looks_for_its_own_directory() -> None:
+    found = taken("ExecStart=/usr/bin/nice -n 5 /opt/s/run.sh --port 1", scripts={"/opt/s/run.sh": OWN_PLACE})
+    assert argv(found)[0] == "/opt/s/venv/bin/python"
+    assert argv(found)[3:] == ["--model-path", "/opt/s/m", "--port", "1"]
+    fact = found.unit.exec
+    assert fact is not None and fact.outer is not None
+    assert fact.outer[:5] == ["/usr/bin/nice", "-n", "5", "/usr/bin/env", "bash"]
+    assert fact.outer[6].endswith("exec @SERVER@ > >(tee -a /l) 2>&1") and "BASH_SOURCE" not in fact.outer[6]
+
+
+def test_a_shell_operator_without_a_shell_is_an_argument() -> None:
+    found = taken(f"ExecStart={PY} --port 1 2>&1 | tee /l")
+    assert argv(found)[-5:] == ["1", "2>&1", "|", "tee", "/l"]
+    assert sum("systemd runs no shell" in note for note in found.notes) == 2
 
 
 def test_variables_are_systemds_and_in_bash_what_systemd_leaves() -> None:

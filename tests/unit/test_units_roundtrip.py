@@ -124,6 +124,9 @@ STATEMENTS = [
     "echo '(' >/dev/null; A=32", "let A=33", "declare -a ARR=(d e)", "A=34 ; unset A", "true && unset A",
     "B=$(echo 35)",
     "function g { A=36; }", "type g >/dev/null 2>&1 && g", "A=37 || true", "! true && A=38", "A=39 && true",
+    "cat >/dev/null <<E\nA=40 '\nE", "cat <<-'E' >/dev/null; A=41\n\tx\n\tE", ": > >(cat) && A=42",
+    "A=$(dirname \"$0\")",
+    "B=$(cd \"/usr/../usr\" && pwd)",
 ]  # fmt: skip
 
 

@@ -82,10 +82,15 @@ def _shell_hint(argv: list[str]) -> str:
 
 def _plain(argv: list[str], start: int, flags: int, vault: Vault) -> Start:
     server = hide_argv(vault, argv[start:])
+    notes = [
+        f"systemd runs no shell: {word!r} is passed to the server as an argument"
+        for word in dict.fromkeys(argv[flags:])
+        if re.fullmatch(r"&&|\|\|?|&|[0-9]?>>?(?:&[0-9])?", word)
+    ]
     if not start:
-        return Start(server, flags)
+        return Start(server, flags, notes=notes)
     outer = [_hide_word(word, vault) for word in argv[:start]]
-    return Start(server, flags - start, "launcher", [*outer, SERVER])
+    return Start(server, flags - start, "launcher", [*outer, SERVER], notes)
 
 
 def _hide_word(word: str, vault: Vault) -> str:

@@ -207,9 +207,19 @@ class Reader:
             self.scope.positional = None
 
     def _source(self, words: list[Token]) -> None:
-        path = words[1].literal() if len(words) > 1 else None
-        if path and path.endswith(("/bin/activate", "bin/activate")):
-            for name in ("PATH", "VIRTUAL_ENV", "VIRTUAL_ENV_PROMPT", "PS1", "PYTHONHOME"):
+        last = words[1].parts[-1].text if len(words) > 1 else ""
+        path = (words[1].literal() if len(words) > 1 else None) or last
+        if last.endswith(("bin/activate", "etc/profile.d/conda.sh")):
+            # What these two set is known, all else stays as it was.
+            for name in (
+                "PATH",
+                "VIRTUAL_ENV",
+                "VIRTUAL_ENV_PROMPT",
+                "PS1",
+                "PYTHONHOME",
+                "CONDA_PREFIX",
+                "CONDA_EXE",
+            ):
                 self.scope.assign(name, None)
             return
         self._unsettle(f"the file {path or 'it reads'}")

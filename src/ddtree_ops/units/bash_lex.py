@@ -11,7 +11,7 @@ _OPERATORS = (
     "&>>", "<<<", "<<-", ";;&", "&&", "||", "|&", ";;", ";&", "&>", ">>", "<<", ">&", "<&", ">|", "<>",
     "|", "&", ";", "(", ")", "<", ">", "\n",
 )  # fmt: skip
-REDIRECTS = frozenset({"&>>", "&>", ">>", "<<<", ">&", "<&", ">|", "<>", "<", ">"})
+REDIRECTS = frozenset({"<<", "<<-", "&>>", "&>", ">>", "<<<", ">&", "<&", ">|", "<>", "<", ">"})
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*|[0-9@*#?$!-]")
 _ANSI = {"n": "\n", "t": "\t", "r": "\r", "\\": "\\", "'": "'", '"': '"', "a": "\a", "b": "\b", "e": "\x1b"}
 
@@ -50,12 +50,19 @@ class Token:
 
 
 def tokens(script: str) -> list[Token]:
-    """Cut `script`. Raises TooComplex for here-documents and unbalanced quotes."""
+    """Cut `script`. Here-documents are stepped over. Raises TooComplex for unbalanced quotes."""
     out: list[Token] = []
+    documents: list[tuple[str, bool]] = []
     at = 0
     while at < len(script):
         char = script[at]
-        if script.startswith("\\\n", at):
+        if len(out) > 1 and out[-2].op in ("<<", "<<-") and out[-1].end == at:
+            documents.append((out[-1].literal() or "", out[-2].op == "<<-"))
+        if char == "\n" and documents:
+            out.append(Token(at, at + 1, "\n"))
+            at = _documents(script, at + 1, documents)
+            documents = []
+        elif script.startswith("\\\n", at):
             at += 2
         elif char in " \t":
             at += 1
@@ -63,8 +70,6 @@ def tokens(script: str) -> list[Token]:
             newline = script.find("\n", at)
             at = len(script) if newline < 0 else newline
         elif op := next((o for o in _OPERATORS if script.startswith(o, at)), None):
-            if op in ("<<", "<<-"):
-                raise TooComplex("a here-document")
             if op in "<>" and script[at + 1 : at + 2] == "(":
                 end = balanced(script, at + 1, "(", ")")
                 out.append(Token(at, end, "", [Part("dynamic", script[at:end], True)]))
@@ -78,6 +83,18 @@ def tokens(script: str) -> list[Token]:
             token.end = at
             out.append(token)
     return out
+
+
+def _documents(script: str, at: int, documents: list[tuple[str, bool]]) -> int:
+    """Step over here-documents; return the place after the last delimiter's line."""
+    for delimiter, tabs in documents:
+        while at < len(script):
+            end = script.find("\n", at)
+            line = script[at : end if end >= 0 else len(script)]
+            at = end + 1 if end >= 0 else len(script)
+            if (line.lstrip("\t") if tabs else line) == delimiter:
+                break
+    return at
 
 
 def _word(script: str, at: int, token: Token) -> int:

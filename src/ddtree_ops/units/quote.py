@@ -32,11 +32,6 @@ def quote_word(text: str) -> str:
     return f'"{_escaped(text)}"'
 
 
-def quote_argument(text: str) -> str:
-    """Quote an argument of ExecStart= so that it arrives as `text`: `%` and `$` are doubled."""
-    return quote_word(text.replace("%", "%%").replace("$", "$$"))
-
-
 def quote_assignment(name: str, value: str) -> str:
     """Quote `NAME=value` for Environment=, where `%` is special and `$` is not."""
     return quote_word(f"{name}={value}".replace("%", "%%"))

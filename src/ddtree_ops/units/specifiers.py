@@ -31,11 +31,13 @@ class Specifiers:
     """The values of %-specifiers for one unit of the system manager.
 
     unit: full name, `sglang@a.service`. fragment: the unit file's path. host: letter → value as probed.
+    lenient: one whose value is not known stays as it is, for commands that nothing is read from.
     """
 
     unit: str
     fragment: str = ""
     host: Mapping[str, str] = field(default_factory=dict)
+    lenient: bool = False
 
     def value(self, letter: str) -> str:
         """Return what `%letter` means. Raises BadSpecifier, UnknownHere."""
@@ -51,6 +53,8 @@ class Specifiers:
         for table in (own, _FIXED, self.host):
             if letter in table:
                 return table[letter]
+        if letter in HOST_SPECIFIERS and self.lenient:
+            return f"%{letter}"
         if letter in HOST_SPECIFIERS:
             raise UnknownHere(letter)
         raise BadSpecifier(f"%{letter}")

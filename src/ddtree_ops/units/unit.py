@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ddtree_ops.units import dropins, keys, values
 from ddtree_ops.units.command import Command, FatalSetting, parse_commands
@@ -134,7 +134,8 @@ def _command(meaning: Meaning, item: Assignment, specifiers: Specifiers) -> None
     if not item.value:
         meaning.commands.pop(item.key, None)
         return
-    read = parse_commands(item.value, specifiers)
+    server = item.key == "ExecStart"
+    read = parse_commands(item.value, specifiers if server else replace(specifiers, lenient=True))
     meaning.commands.setdefault(item.key, []).extend(read.commands)
     meaning.notes += [f"{where(item.path, item.line)}: {item.key}= {w}" for w in read.warnings]
 
