@@ -12,9 +12,8 @@ from ddtree_agent.observe_env import HostState, faults, look
 pytestmark = pytest.mark.tier("main")
 
 GB = 1 << 30
-FINE = HostState(
-    ("GPU 0: NVIDIA H200 (UUID: GPU-a)", "GPU 1: NVIDIA H200 (UUID: GPU-b)"), ("/dev/nvidia0",), (), {"/": GB}
-)
+GPUS = ("GPU 0: NVIDIA H200 (UUID: GPU-a)", "GPU 1: NVIDIA H200 (UUID: GPU-b)")
+FINE = HostState(GPUS, ("/dev/nvidia0",), (), {"/": GB})
 XID = "[77.1] NVRM: Xid (PCI:0000:04:00): 79, GPU has fallen off the bus."
 
 

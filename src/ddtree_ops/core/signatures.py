@@ -55,7 +55,8 @@ ROLES: FrozenSet[str] = frozenset(
     {"root", "fatal", "explains", "effect", "consequence", "wait", "note", "benign", "passed", "entered"}
 )
 #: How good a cause a line is. A better one replaces a worse one; among equals the first stays.
-_RANK = {"root": 5, "fatal": 4, "explains": 4, "effect": 2, "consequence": 1}
+_RANK = {"root": 6, "fatal": 5, "explains": 4, "effect": 2, "consequence": 1}
+_DEADLY = 5  # the exception of a traceback that a process died of
 _TRACE = 3  # the exception of a traceback that no signature knows
 _KILLS = ("root", "fatal", "effect", "consequence")
 
@@ -233,8 +234,9 @@ class Scanner:
         if signature is not None and signature.role in _RANK:
             known = self._evidence(line, signature, phase)
             if known is not None:
-                return replace(known, kills=known.kills or self._deadly)
-        return Evidence(line, self._context(line), 4 if self._deadly else _TRACE, self._deadly, phase)
+                rank = max(known.rank, _DEADLY) if self._deadly else known.rank
+                return replace(known, rank=rank, kills=known.kills or self._deadly)
+        return Evidence(line, self._context(line), _DEADLY if self._deadly else _TRACE, self._deadly, phase)
 
     def _evidence(self, line: str, signature: Signature, phase: str) -> Optional[Evidence]:
         if signature.role not in _RANK:
