@@ -17,8 +17,8 @@ import pytest
 CHECKOUT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(CHECKOUT / "deploy" / "lab"))
 
-from ddtree_lab import engine, guard, image  # noqa: E402
-from ddtree_lab.client import Lab, LabHost  # noqa: E402
+from ddtree_lab import engine  # noqa: E402
+from ddtree_lab.client import Lab, LabHost, check_machine  # noqa: E402
 from ddtree_lab.problem import LabProblem  # noqa: E402
 from ddtree_lab.spec import HostSpec  # noqa: E402
 from ddtree_lab.state import State, own_directory  # noqa: E402
@@ -47,7 +47,7 @@ def _remove_labs_of_dead_sessions() -> None:
 def _temporary_lab(name: str) -> Iterator[Lab]:
     """A lab of its own that is up and has no host; gone with all its files at the end."""
     try:
-        guard.prerequisites(image.image_path().is_dir())
+        check_machine()
         own_directory(LABS)
         lab = Lab(State.at(LABS / name))
         lab.up()

@@ -463,7 +463,7 @@ def test_a_missing_tool_is_one_sentence_with_its_package(monkeypatch: pytest.Mon
         shutil, "which", lambda tool: None if tool in ("systemd-nspawn", "mmdebstrap") else "/x"
     )
     with pytest.raises(LabProblem) as caught:
-        guard.prerequisites(image_cached=False)
+        guard.tools(image_cached=False)
     assert caught.value.next == "apt-get install -y mmdebstrap systemd-container"
     assert "\n" not in caught.value.what
 
@@ -471,4 +471,18 @@ def test_a_missing_tool_is_one_sentence_with_its_package(monkeypatch: pytest.Mon
 def test_who_is_not_root_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     with pytest.raises(LabProblem, match="needs root"):
-        guard.prerequisites(image_cached=True)
+        guard.root_on_linux()
+
+
+@pytest.mark.parametrize(
+    "words", [["up"], ["down"], ["status"], ["ssh", "ct129"], ["fault", "ct129", "crash"]]
+)
+def test_every_verb_tells_who_is_not_root(
+    words: list[str], monkeypatch: pytest.MonkeyPatch, lab: Lab
+) -> None:
+    from ddtree_ops.cli import app
+
+    monkeypatch.setenv("DDTREE_LAB_STATE", str(lab.state.root))
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    assert app.run(["lab", *words]) == 3
+    assert lab.alive

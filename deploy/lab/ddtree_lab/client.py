@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from . import cgroup, engine, netns
-from .guard import own_roots, prerequisites
+from .guard import own_roots, root_on_linux, tools
 from .image import ensure_image, image_path
 from .problem import LabProblem
 from .proc import capture
@@ -29,6 +29,12 @@ from .state import SOURCES, State, own_directory, write_atomically
 
 START_LIMIT_S = 30
 END_LIMIT_S = 10
+
+
+def check_machine() -> None:
+    """Raise LabProblem, one sentence, unless a lab can be brought up here."""
+    root_on_linux()
+    tools(image_path().is_dir())
 
 
 def _quiet(_: str) -> None:
@@ -52,7 +58,7 @@ class Lab:
     def up(self, specs: Iterable[HostSpec] = (), say: Callable[[str], None] = _quiet) -> list[LabHost]:
         """Start the supervisor unless it runs, then boot the hosts that are not there yet; returns those of `specs`."""
         wanted = [spec.check() for spec in specs]
-        prerequisites(image_path().is_dir())
+        check_machine()
         if any(spec.engine == "real" for spec in wanted):
             engine.prepare_real()
         image = ensure_image(say)

@@ -20,12 +20,16 @@ PACKAGES = {
 }
 
 
-def prerequisites(image_cached: bool) -> None:
-    """Raise LabProblem, one sentence, unless this machine can boot lab hosts."""
+def root_on_linux() -> None:
+    """Raise LabProblem unless we may touch a lab at all."""
     if platform.system() != "Linux":
         raise LabProblem(f"the lab boots Linux containers and cannot run on {platform.system()}")
     if os.geteuid() != 0:
         raise LabProblem("the lab needs root, to create namespaces and mounts", next="sudo ddtree-ops lab up")
+
+
+def tools(image_cached: bool) -> None:
+    """Raise LabProblem, one sentence, unless this machine has what boots lab hosts."""
     need = [tool for tool in PACKAGES if not (image_cached and tool == "mmdebstrap")]
     missing = [tool for tool in need if not shutil.which(tool)]
     if missing:

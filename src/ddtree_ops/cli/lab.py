@@ -61,6 +61,7 @@ def _lab() -> Iterator[Any]:
     """The lab of this project; turns what the lab raises into our errors."""
     problem = _part("problem").LabProblem
     try:
+        _part("guard").root_on_linux()
         yield _part("client").Lab(_part("state").State.resolve(_beside()))
     except problem as error:
         kind = UsageProblem if error.usage else PreconditionFailed
