@@ -63,6 +63,7 @@ GOLDEN: dict[str, tuple[str, str, str, str] | None] = {
     ),
     "detokenizer_sigkill": ("child-killed", "serve", "[2026-11-29 14:39:52] Subprocess detokenizer", "OOM"),
     "scheduler_sigkill": ("child-killed", "serve", "[2026-11-29 14:39:53] Subprocess scheduler_0", "OOM"),
+    "cpu_dflash_killed": ("child-killed", "serve", "[2026-11-29 16:23:04] Subprocess scheduler_0", "OOM"),
     "scheduler_sigstop": ("terminated", "serve", "[2026-11-29 14:41:46] SIGTERM received", "signal"),
     "gpu_nearly_full": ("terminated", "serve", "[2026-11-29 14:51:11] SIGTERM received", "signal"),
     "nospec_cold": ("terminated", "serve", "[2026-11-29 14:30:33] SIGTERM received", "signal"),

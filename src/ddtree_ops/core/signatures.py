@@ -19,7 +19,13 @@ PHASE_OF: Dict[str, Tuple[str, ...]] = {
     "start": _ALL,
     "start/kernel": (*_ALL, "kernel"),
     "start/first request": _ALL,
-    "start/request": _ALL,
+    "start/request": (
+        "process",
+        "import",
+        "weights",
+        "graphs",
+        "traffic",
+    ),  # once it serves: one request's refusal
     "import": ("import",),
     "load": ("weights", "import", "graphs"),
     "graphs": ("graphs",),
