@@ -23,8 +23,9 @@ class HttpProbe:
     """
 
     def __init__(self, base: str, headers: Optional[Mapping[str, str]] = None, generations: int = 4) -> None:
+        self._base, self._wanted = base.rstrip("/"), generations
         # Not copied: the caller may learn the key only once the engine runs.
-        self._base, self._headers, self._wanted = base.rstrip("/"), {} if headers is None else headers, generations
+        self._headers: Mapping[str, str] = {} if headers is None else headers
         self.health: Optional[int] = None
         self.generations = 0
         self.failures: List[str] = []
