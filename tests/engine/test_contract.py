@@ -8,7 +8,6 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,16 +15,11 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from real_engine import PYTHON, environment
 
 ROOT = Path(__file__).parents[2]
 STANDIN = ROOT / "deploy" / "lab" / "standin"
-ENGINE = ROOT / "deploy" / "lab" / "engine"
-PYTHON = ROOT / ".venv-engine" / "bin" / "python"
-pytestmark = [
-    pytest.mark.tier("main"),
-    pytest.mark.engine,
-    pytest.mark.skipif(not PYTHON.exists(), reason="no .venv-engine: run `make engine-env`"),
-]
+pytestmark = [pytest.mark.tier("main"), pytest.mark.engine]
 ARGV = [
     "--device",
     "cpu",
@@ -123,9 +117,7 @@ def engine(which: str, models: Path, tmp: Path) -> tuple[list[str], dict[str, st
         scenario.write_text(json.dumps([{"when": {}, "then": {"delay": {"serve": 1.0}}}]))
         env["STANDIN_SCENARIO"] = str(scenario)
         return [sys.executable, "-B", "-m", "sglang.launch_server", *ARGV, *model], env
-    env |= {"PYTHONPATH": f"{ENGINE / 'stubs'}:{ENGINE / 'plug'}", "HF_HUB_OFFLINE": "1"}
-    env |= {"SGLANG_USE_CPU_ENGINE": "1", "TRITON_INTERPRET": "1"}
-    return [str(PYTHON), "-m", "sglang.launch_server", *ARGV, *model], env
+    return [str(PYTHON), "-m", "sglang.launch_server", *ARGV, *model], environment()
 
 
 def end(server: Any, pid: int, number: int) -> tuple[int | None, list[str]]:
@@ -176,11 +168,9 @@ def observe(which: str, models: Path, tmp: Path) -> Seen:
 
 
 @pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Seen, Seen]]:
+def pair(models: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Seen, Seen]:
     tmp = tmp_path_factory.mktemp("contract")
-    models = tmp / "models"
-    subprocess.run([str(PYTHON), str(ENGINE / "mkmodels.py"), str(models)], check=True, capture_output=True)
-    yield observe("standin", models, tmp), observe("real", models, tmp)
+    return observe("standin", models, tmp), observe("real", models, tmp)
 
 
 def in_order(lines: list[str], within: list[str]) -> str:

@@ -20,6 +20,9 @@ from typing import Any
 
 import pytest
 
+from ddtree_ops.engine.patch import apply_series
+from ddtree_ops.engine.series import load_series
+
 pytestmark = pytest.mark.tier("main")
 STANDIN = Path(__file__).parents[2] / "deploy" / "lab" / "standin"
 DFLASH = ["--speculative-algorithm", "DFLASH", "--speculative-draft-model-path", "{models}/draft"]
@@ -327,6 +330,7 @@ def test_series_adds_ddtree(start: Callable[..., Any], tmp_path: Path) -> None:
     server, plain = start(*shadow, package=patched("series", tmp_path)), start(*DFLASH)
     assert server.statuses_until_ready(30)[-1] == plain.statuses_until_ready(30)[-1] == 200
     info = server.ask("/get_server_info")[1]
+    assert info["internal_states"][0]["ddtree_mode"] == "shadow-linear"
     said = {
         key: info[key] for key in info if key.startswith("speculative_ddtree") or key.endswith("_algorithm")
     }
@@ -338,6 +342,15 @@ def test_series_adds_ddtree(start: Callable[..., Any], tmp_path: Path) -> None:
 def test_two_line_series_changes_its_line(start: Callable[..., Any], tmp_path: Path) -> None:
     server = start(package=patched("series-two-lines", tmp_path))
     assert server.wait_log("Init torch distributed begin (our own build).", 30)
+
+
+@pytest.mark.parametrize(
+    ("series", "modes"), [("series", ["dflash", "shadow", "full"]), ("series-two-lines", ["custom"])]
+)
+def test_the_product_reads_the_series(series: str, modes: list[str]) -> None:
+    loaded = load_series(STANDIN / series)
+    assert list(loaded.modes.modes) == modes
+    assert set(apply_series(loaded, STANDIN / "sglang").files) == set(loaded.base)
 
 
 @pytest.mark.parametrize("series", ["series", "series-two-lines"])
