@@ -286,3 +286,29 @@ def test_units_are_written_where_asked(checkout: Path, tmp_path: Path) -> None:
     assert run(["render", "--host", "ct129", "--mode", "shadow", "-o", str(out), *config]) == 0
     assert sorted(p.name for p in out.rglob("*.*")) == ["shadow.conf", "shadow.service"]
     assert (out / "ct129" / "shadow.conf").read_bytes() == (ROOT / "rendered/ct129/shadow.conf").read_bytes()
+
+
+def test_a_captured_key_passes_the_check(checkout: Path) -> None:
+    facts = facts_of(
+        "Environment=HF_TOKEN=hf_0123456789abcdefghij",
+        "ExecStartPost=/bin/hub $HF_TOKEN",
+        f"ExecStart={PY} --api-key sk-live-0123456789abcdef --revision ${{HF_TOKEN}}",
+    )
+    (checkout / "facts" / "ct200.yaml").write_text(dump_facts(facts))
+    hosts = checkout / "hosts.yaml"
+    hosts.write_text(hosts.read_text().replace("ct200: {}", "ct200: {draft: /d}"))
+    config = ["--config", str(hosts)]
+    assert run(["render", *config]) == 0
+    assert run(["render", "--check", *config]) == 0
+    assert "DDTREE_API_KEY} stands for" in (checkout / "rendered" / "ct200" / "baseline.service").read_text()
+
+
+def test_a_finding_without_drift_is_exit_3(checkout: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    facts = facts_of("ExecStartPost=/bin/x $GONE", f"ExecStart={PY}")
+    (checkout / "facts" / "ct200.yaml").write_text(dump_facts(facts))
+    hosts = checkout / "hosts.yaml"
+    hosts.write_text(hosts.read_text().replace("ct200: {}", "ct200: {draft: /d}"))
+    config = ["--config", str(hosts)]
+    assert run(["render", *config]) == 0
+    assert run(["render", "--check", *config]) == 3
+    assert "uses $GONE, which nothing sets" in capsys.readouterr().err

@@ -7,13 +7,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from ddtree_ops.core.errors import UsageProblem
 from ddtree_ops.units.adopt import Adopted, Refused, adopt
-from ddtree_ops.units.facts import Facts, dump_facts
+from ddtree_ops.units.facts import ExecFact, Facts, FileFact, UnitFact, dump_facts, load_facts
 from ddtree_ops.units.raw import from_wire
 
 pytestmark = pytest.mark.tier("main")
 TRAPS = Path(__file__).resolve().parent.parent / "fixtures" / "units"
+HEAD = "/opt/v/bin/python"
 PY = "/opt/v/bin/python -m sglang.launch_server"
 
 
@@ -363,3 +367,43 @@ def test_the_prefixes_are_kept() -> None:
 def test_what_the_agent_sends_is_taken_as_it_is() -> None:
     unit = from_wire(raw(f"[Service]\nExecStart={PY}\n", show={"Id": "other.service"}))
     assert unit.unit == "other.service" and unit.fragment is not None
+
+
+def test_what_no_yaml_can_hold_and_what_only_the_manager_knows() -> None:
+    assert "no UTF-8" in reason(f"ExecStart={PY} --x \\xff")
+    assert "the manager's own environment" in reason("PassEnvironment=TIER", f"ExecStart={PY} --x $TIER")
+    assert "private-use" in reason(f"ExecStart={PY} --x \ue000A\ue001")
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.text(alphabet="-:# '\"\\%${}[]&*!|>@`\n\t\x07\x850 1aé~,?", max_size=8), max_size=5))
+def test_facts_survive_their_file(tmp_path_factory: pytest.TempPathFactory, args: list[str]) -> None:
+    words = [
+        HEAD,
+        "-m",
+        "sglang.launch_server",
+        *args,
+        "yes",
+        "1.0",
+        "2026-01-01",
+        "null",
+        "1:30",
+        "0x1",
+        "-",
+    ]
+    unit = UnitFact(
+        fragment=FileFact(), exec=ExecFact(argv=words), environment={"A": "\n".join(args), "Y": "no"}
+    )
+    facts = Facts(host="h", recorded="2026-01-01T00:00:00Z", service="s.service", unit=unit)
+    path = tmp_path_factory.mktemp("facts") / "h.yaml"
+    path.write_text(dump_facts(facts), encoding="utf-8")
+    assert load_facts(path) == facts
+
+
+def test_faults_in_facts_have_their_place(tmp_path: Path) -> None:
+    path = tmp_path / "h.yaml"
+    path.write_text(
+        "schema_version: 1\nhost: h\nrecorded: x\nservice: s\nunit:\n  fragment: {path: null}\n  enabeld: x\n"
+    )
+    with pytest.raises(UsageProblem, match=r"h\.yaml:7:\d+: unit\.enabeld"):
+        load_facts(path)

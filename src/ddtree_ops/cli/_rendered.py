@@ -53,11 +53,10 @@ def problems(item: Rendered, facts: Facts) -> list[str]:
 
     path = f"/etc/systemd/system/{facts.service}"
     missing = {f.path for f in facts.unit.environment_files if f.sha256 is None and not f.optional}
-    known = (
-        {n for f in facts.unit.environment_files for n in f.names}
-        | set(item.secrets)
-        | set(item.unit_secrets)
-    )
+    # Set on the host, though no text here holds their values.
+    known = {n for f in facts.unit.environment_files for n in f.names} | set(item.secrets)
+    known |= set(facts.unit.exec.secrets if facts.unit.exec else ())
+    known |= {n for n, value in facts.unit.environment.items() if not isinstance(value, str)}
     found = [
         f"{item.host} {item.mode}: {finding.level}: {finding.message}"
         for finding in lint(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,7 +21,7 @@ from ddtree_ops.units.server import NotAdoptable
 from ddtree_ops.units.specifiers import UnknownHere
 from ddtree_ops.units.syntax import parse
 from ddtree_ops.units.unit import Meaning, merge
-from ddtree_ops.units.vault import Vault
+from ddtree_ops.units.vault import WHOLE, Vault
 
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _EVERY_START = frozenset({"INVOCATION_ID", "MAINPID", "JOURNAL_STREAM", "SYSTEMD_EXEC_PID", "NOTIFY_SOCKET"})
@@ -136,6 +136,8 @@ def _check(unit: RawUnit, meaning: Meaning, commands: list[Command]) -> None:
         raise NotAdoptable(
             "the command line ends in a stray backslash argument; the next line is ignored by systemd"
         )
+    if any(secret.OPEN in word for word in commands[0].argv):
+        raise NotAdoptable("the command line holds a private-use character that this program uses itself")
     if meaning.service("Type") == "forking":
         raise NotAdoptable("Type=forking: the server is not the process that systemd starts")
     if meaning.service("RootDirectory", "/") != "/" or meaning.service("RootImage"):
@@ -159,7 +161,7 @@ def _adopt(unit: RawUnit, meaning: Meaning, command: Command, base: Reading, vau
     for name, value in env.items():
         if value and secret.secret_name(name, value):
             env[name] = vault.keep(name, value, "unit")
-    argv = _expanded(command, env, files, notes)
+    argv = _expanded(command, env, files, meaning.service("PassEnvironment").split(), notes)
     argv0 = argv[0] if "@" in command.prefixes else None
     if argv0 is not None:
         argv = [command.path, *argv[1:]]
@@ -263,7 +265,11 @@ def _home(meaning: Meaning) -> str | None:
 
 
 def _expanded(
-    command: Command, env: dict[str, str], files: list[EnvironmentFileFact], notes: list[str]
+    command: Command,
+    env: dict[str, str],
+    files: list[EnvironmentFileFact],
+    passed: list[str],
+    notes: list[str],
 ) -> list[str]:
     if not command.expands:
         return list(command.argv)
@@ -274,6 +280,8 @@ def _expanded(
             raise NotAdoptable(f"the command line uses ${name}, which changes at every start")
         if name in ("HOME", "USER", "LOGNAME", "SHELL"):
             raise NotAdoptable(f"the command line uses ${name} of the unit's user: write its value")
+        if name in passed:
+            raise NotAdoptable(f"the command line uses ${name}, which the manager's own environment sets")
         if unseen and re.fullmatch(r"\w+", name):
             raise NotAdoptable(f"the command line uses ${name}, and {unseen[0]} could not be read")
         notes.append(f"${name} is not set: systemd passes nothing in its place")
@@ -310,8 +318,23 @@ def _settings(meaning: Meaning, section: str, vault: Vault) -> dict[str, str | l
 
 
 def _prove_clean(fact: UnitFact, vault: Vault) -> None:
-    """Raise NotAdoptable where a credential would be written after all."""
-    text = fact.model_dump_json()
+    """Raise NotAdoptable where a credential would be written after all, or what YAML cannot hold."""
+    texts = list(_texts(fact.model_dump()))
+    if any(re.search("[\ud800-\udfff]", text) for text in texts):
+        raise NotAdoptable("the unit holds bytes that are no UTF-8")
     for name, held in vault.values.items():
-        if len(held.reveal()) >= 6 and held.reveal() in text:
+        value = held.reveal()
+        if any(text == value or (len(value) >= WHOLE and value in text) for text in texts):
             raise NotAdoptable(f"the value of {name} stands in a place it cannot be taken out of")
+
+
+def _texts(value: object) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        for key, inner in value.items():
+            yield from _texts(key)
+            yield from _texts(inner)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from _texts(inner)

@@ -20,6 +20,12 @@ def text(unit: UnitFact, mode: str, command: str, ours: Mapping[str, str], secre
     settings = unit.settings
     for key in _FIRST:
         out += _setting(key, settings.get(key))
+    if unit.exec and not secrets_file:
+        spelled = [n for n, source in unit.exec.secrets.items() if source == "captured"]
+        out += [
+            f"# ${{{n}}} stands for a value that the unit itself spells out; it is not recorded"
+            for n in spelled
+        ]
     out.append(f"ExecStart={command}")
     for variable, value in unit.environment.items():
         if variable in ours:

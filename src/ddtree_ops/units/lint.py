@@ -90,7 +90,8 @@ def _units(meaning: Meaning, unit_exists: Exists) -> list[Finding]:
 
 
 def _variables(meaning: Meaning, known: frozenset[str]) -> list[Finding]:
-    env = {**meaning.environment.values, **dict.fromkeys(known, "x")}
+    passed = meaning.service("PassEnvironment").split()
+    env = {**meaning.environment.values, **dict.fromkeys([*known, *passed], "x")}
     out = []
     for key in COMMANDS:
         for command in meaning.commands.get(key, []):

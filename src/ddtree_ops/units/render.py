@@ -30,7 +30,7 @@ class Rendered:
     dropin: None for the baseline and for a host without a service. effective: the whole unit as systemd would see it.
     argv: the server's, `${NAME}` for secrets. env: the unit's variables, secrets as `${NAME}`. patched: whether the
     release's overlay is on PYTHONPATH. exec_argv: ExecStart= as `systemctl show` reads it, before variables.
-    secrets: names that /etc/ddtree/secrets.env must hold. unit_secrets: names that the unit itself sets.
+    secrets: names that /etc/ddtree/secrets.env must hold.
     """
 
     host: str
@@ -48,7 +48,6 @@ class Rendered:
     state: dict[str, Any] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     secrets: list[str] = field(default_factory=list)
-    unit_secrets: list[str] = field(default_factory=list)
 
 
 def render(host: HostConfig, facts: Facts, mode: str, modes: Modes) -> Rendered:
@@ -84,7 +83,6 @@ def render(host: HostConfig, facts: Facts, mode: str, modes: Modes) -> Rendered:
         host.name, mode, dropin, whole, change.argv, _all_environment(facts, ours),
         _read_back(whole, facts), patched, change.dropped,
         change.set, change.added, change.loses, change.state, list(facts.unit.notes), secrets,
-        sorted({n for n, s in fact.secrets.items() if s == "unit"}),
     )  # fmt: skip
 
 

@@ -10,7 +10,8 @@ from ddtree_ops.config.secrets import Secret
 from ddtree_ops.units import secret
 
 Source = Literal["unit", "captured"]
-_WHOLE = 8  # a shorter value is replaced only where it is a whole word: `EMPTY` stands in other words too
+# A shorter value is replaced only where it is a whole word: `EMPTY` stands in other words too.
+WHOLE = 8
 
 
 @dataclass
@@ -36,7 +37,7 @@ class Vault:
         """Return `text` with every kept value replaced by its mark."""
         for name, held in sorted(self.values.items(), key=lambda item: -len(item[1].reveal())):
             value = held.reveal()
-            if text == value or (len(value) >= _WHOLE and value in text):
+            if text == value or (len(value) >= WHOLE and value in text):
                 text = text.replace(value, secret.mark(name))
         return text
 
