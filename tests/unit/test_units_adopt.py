@@ -280,6 +280,8 @@ def test_environment_files_count_after_environment_and_keep_their_values() -> No
         "EnvironmentFile=/etc/b.env", f"ExecStart={PY}", environment_files=[env_file("/etc/b.env", None)]
     )
     assert "missing and not optional" in missing
+    unseen = reason("EnvironmentFile=-/etc/b.env", f"ExecStart={PY} --port $PORT")
+    assert "uses $PORT, and /etc/b.env was not read" in unseen
 
 
 SCRIPT = """#!/bin/bash

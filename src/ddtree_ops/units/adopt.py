@@ -161,7 +161,9 @@ def _adopt(unit: RawUnit, meaning: Meaning, command: Command, base: Reading, vau
     for name, value in env.items():
         if value and secret.secret_name(name, value):
             env[name] = vault.keep(name, value, "unit")
-    argv = _expanded(command, env, files, meaning.service("PassEnvironment").split(), notes)
+    argv = _expanded(
+        command, env, files, meaning.service("PassEnvironment").split(), _unseen(unit, meaning), notes
+    )
     argv0 = argv[0] if "@" in command.prefixes else None
     if argv0 is not None:
         argv = [command.path, *argv[1:]]
@@ -240,6 +242,13 @@ def _environment_files(
     return facts, values
 
 
+def _unseen(unit: RawUnit, meaning: Meaning) -> list[str]:
+    """Return the environment files whose content the probe did not send, though it may be there."""
+    known = {f.path for f in unit.environment_files if f.text is not None or f.sha256 is None}
+    paths = [path for path, _ in meaning.environment_files]
+    return [p for p in paths if not any(fnmatch.fnmatchcase(k, p) for k in known)]
+
+
 def _environment(unit: RawUnit, meaning: Meaning, from_files: dict[str, str]) -> dict[str, str]:
     """Return the variables that systemd expands with (systemd.exec(5))."""
     env = {"PATH": _PATH}
@@ -269,12 +278,12 @@ def _expanded(
     env: dict[str, str],
     files: list[EnvironmentFileFact],
     passed: list[str],
+    unseen: list[str],
     notes: list[str],
 ) -> list[str]:
     if not command.expands:
         return list(command.argv)
     done: Expanded = expand_argv(command.argv, env)
-    unseen = [f.path for f in files if f.sha256 and not f.names]
     for name in dict.fromkeys(done.unset):
         if name in _EVERY_START:
             raise NotAdoptable(f"the command line uses ${name}, which changes at every start")
@@ -283,7 +292,7 @@ def _expanded(
         if name in passed:
             raise NotAdoptable(f"the command line uses ${name}, which the manager's own environment sets")
         if unseen and re.fullmatch(r"\w+", name):
-            raise NotAdoptable(f"the command line uses ${name}, and {unseen[0]} could not be read")
+            raise NotAdoptable(f"the command line uses ${name}, and {unseen[0]} was not read")
         notes.append(f"${name} is not set: systemd passes nothing in its place")
     from_files = {n for f in files for n in f.names}
     for name in dict.fromkeys(done.used):
