@@ -148,6 +148,14 @@ def test_only_a_listening_socket_holds_a_port() -> None:
         assert probe_unit.listeners(port, "") == {"port": port, "owners": [], "unknown": 0}
 
 
+def test_a_descriptor_that_closes_meanwhile_hides_no_owner(monkeypatch: pytest.MonkeyPatch) -> None:
+    listdir = os.listdir
+    monkeypatch.setattr(os, "listdir", lambda p: ["999999"] * str(p).endswith("/fd") + listdir(p))
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        found = probe_unit.listeners(server.getsockname()[1], "")
+    assert ([owner["pid"] for owner in found["owners"]], found["unknown"]) == ([os.getpid()], 0)
+
+
 def test_a_missing_interpreter_is_named(host: dict[str, str]) -> None:
     facts = probe.probe({"service": "sglang.service", "interpreter": "/no/such/python3"})
     assert facts["launch"]["exists"] is False
