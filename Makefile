@@ -24,7 +24,7 @@ prerequisites:
 engine-env: .venv-engine/ready
 
 demo: prerequisites .venv/ready .venv-engine/ready
-	.venv/bin/python scripts/demo.py
+	.venv/bin/python scripts/demo.py --tp $(or $(TP),1)
 
 check: .venv/ready
 	.venv/bin/ruff check .

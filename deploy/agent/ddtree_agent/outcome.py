@@ -74,7 +74,7 @@ def restore(txn: Txn, failure: Dict[str, Any]) -> None:
             break
         txn.to("ROLLBACK_FAILED", reason=problem.get("reason"))
         write_json(os.path.join(txn.dir, "failed-rollback"), {"failure": failure, "problem": problem})
-        txn.say({"ev": "log", "line": f"the old service did not come back; trying again in {pause:g} s"})
+        txn.say({"ev": "note", "text": f"the old service did not come back; trying again in {pause:g} s"})
         time.sleep(pause)
         pause = min(pause * 2, 60.0)
         txn.to("ROLLING_BACK", reason="trying the confirmed release again")
@@ -115,12 +115,12 @@ def _restore_once(txn: Txn, intent: Dict[str, Any]) -> Optional[Dict[str, Any]]:
         service.drop_trial(layout)
         service.reload()
         stopped = service.stop(layout.service, intent["timeouts"]["stop"])
-        txn.say({"ev": "log", "line": f"stopped in {stopped['seconds']} s"})
+        txn.say({"ev": "note", "text": f"stopped in {stopped['seconds']} s"})
         if not intent["was_active"]:
             return None
         owner = service.wait_port_free(intent["port"], 30)
         if owner:
-            txn.say({"ev": "log", "line": f"port {intent['port']} is held by {owner}"})
+            txn.say({"ev": "note", "text": f"port {intent['port']} is held by {owner}"})
         with Watching(txn, intent, HEALTHY) as watching:
             service.start(layout.service)
             return watching.verdict()

@@ -25,10 +25,10 @@ def deploy(prepared: Prepared, client: AgentClient, connect: Connect, on_event: 
     Detached after that.
     """
     operator, txn, nonce = who.operator(), who.new_txn(), who.new_nonce()
-    on_event({"ev": "log", "line": f"pushing release {prepared.plan.release}"})
+    on_event({"ev": "note", "text": f"pushing release {prepared.plan.release}"})
     pushed = client.call("push", push_request(prepared, txn, operator), _chunks(prepared), _PUSH_SILENCE_S)
     seconds = pushed.get("smoke", {}).get("seconds")
-    on_event({"ev": "log", "line": f"sealed; import smoke and argument parse passed ({seconds} s)"})
+    on_event({"ev": "note", "text": f"sealed; import smoke and argument parse passed ({seconds} s)"})
     client.call("begin", begin_request(prepared, txn, nonce, operator))
     following = Following(connect, prepared.plan.host, txn, nonce, on_event, operator)
     outcome = following.to_the_end()

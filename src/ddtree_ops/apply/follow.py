@@ -123,7 +123,7 @@ class Following:
             ) from None
         self.aborting = True
         self.on_event(
-            {"ev": "log", "line": "interrupted: asking the host to roll back; interrupt again to detach"}
+            {"ev": "note", "text": "interrupted: asking the host to roll back; interrupt again to detach"}
         )
         try:
             with self.connect() as client:

@@ -72,7 +72,7 @@ def prepare(
     _preflight(host, facts, series, mode, seen, on_event)
     engine = seen["engine"]
     on_event(
-        {"ev": "log", "line": f"sources on the host: sglang {engine['version']}, tree {engine['tree'][:16]}"}
+        {"ev": "note", "text": f"sources on the host: sglang {engine['version']}, tree {engine['tree'][:16]}"}
     )
     tree = snapshot.fetch(client, host.name, engine["package"], engine["tree"])
     patched = _patched(series, mode, tree)
@@ -151,7 +151,7 @@ def _preflight(
     findings = examine(seen, wanted(host, facts, series, mode))
     for finding in findings:
         if finding.level is Level.WARN:
-            on_event({"ev": "log", "line": f"WARN {finding.rule}: {finding.evidence}"})
+            on_event({"ev": "note", "text": f"WARN {finding.rule}: {finding.evidence}"})
     active = seen.get("service", {}).get("active_state") == "active"
     serving = "the service that ran before, untouched" if active else None
     refused = refusal(findings, host.name, serving)

@@ -13,6 +13,7 @@ from ddtree_ops.core.events import (
     Event,
     Gated,
     LogLine,
+    Note,
     Other,
     PhasePassed,
     Progress,
@@ -59,6 +60,8 @@ def sentence(event: Event, verbose: int = 0) -> str | None:
         return event.state
     if isinstance(event, PhasePassed):
         return f"{event.phase} passed" + (f" in {event.seconds:.1f} s" if event.seconds is not None else "")
+    if isinstance(event, Note):
+        return event.text
     if isinstance(event, LogLine):
         return f"log: {event.line}" if verbose else None
     if isinstance(event, VerdictGiven):

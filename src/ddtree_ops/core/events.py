@@ -43,6 +43,14 @@ class LogLine:
 
 
 @dataclass(frozen=True)
+class Note:
+    """Something that the operator should read, in words."""
+
+    ev: ClassVar[str] = "note"
+    text: str
+
+
+@dataclass(frozen=True)
 class VerdictGiven:
     """How the watch judged; `lag_s` is the time from the process's death to the verdict."""
 
@@ -82,9 +90,9 @@ class Other:
     data: Mapping[str, Any]
 
 
-Event = Union[StateChanged, PhasePassed, Progress, LogLine, VerdictGiven, Gated, Result, Other]
+Event = Union[StateChanged, PhasePassed, Progress, LogLine, Note, VerdictGiven, Gated, Result, Other]
 _KINDS: dict[str, Any] = {
-    c.ev: c for c in (StateChanged, PhasePassed, Progress, LogLine, VerdictGiven, Gated)
+    c.ev: c for c in (StateChanged, PhasePassed, Progress, LogLine, Note, VerdictGiven, Gated)
 }
 
 
