@@ -74,5 +74,7 @@ def _environment(spec: HostSpec) -> list[str]:
         "HF_HUB_OFFLINE=1",
         "SGLANG_USE_CPU_ENGINE=1",
         "TRITON_INTERPRET=1",
+        # Tensor parallel layers call torch.compile, and a lab host has no C++ compiler.
+        "TORCHDYNAMO_DISABLE=1",
         *([f"SGLANG_CPU_OMP_THREADS_BIND={threads}"] if spec.tp > 1 else []),
     ]

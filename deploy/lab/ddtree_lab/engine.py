@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import json
 import os
 import shutil
@@ -19,6 +20,7 @@ from .state import SOURCES, cache_dir, project
 GUEST_ENV = "/root/ml-env"
 GUEST_ENGINE = "/opt/lab-engine"
 UNIT = "sglang.service"
+MODELS_SCRIPT = SOURCES / "engine" / "mkmodels.py"
 
 
 def install(spec: HostSpec, root: Path, host_dir: Path) -> list[str]:
@@ -52,7 +54,8 @@ def environment() -> Path:
 
 
 def models_dir() -> Path:
-    return cache_dir() / "models"
+    """Where the models that this version of mkmodels.py makes lie: running hosts keep those they started with."""
+    return cache_dir() / ("models-" + hashlib.sha256(MODELS_SCRIPT.read_bytes()).hexdigest()[:16])
 
 
 def _packages(env: Path) -> tuple[Path, list[str]]:
@@ -102,19 +105,15 @@ def _ensure_models() -> None:
     models.parent.mkdir(parents=True, exist_ok=True)
     with open(models.parent / "models.lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        script = SOURCES / "engine" / "mkmodels.py"
-        made_by = models / "made-by"
-        if made_by.is_file() and made_by.read_bytes() == script.read_bytes():
+        if models.is_dir():
             return
-        part = models.with_name("models.part")
+        part = models.with_name(models.name + ".part")
         shutil.rmtree(part, ignore_errors=True)
         part.mkdir()
-        words = [str(environment() / "bin" / "python3"), str(script), str(part)]
+        words = [str(environment() / "bin" / "python3"), str(MODELS_SCRIPT), str(part)]
         status, said = capture(words)
         if status:
             raise LabProblem(f"the tiny models were not made: {last_line(said)}", next=" ".join(words))
-        (part / "made-by").write_bytes(script.read_bytes())
-        shutil.rmtree(models, ignore_errors=True)
         part.rename(models)
 
 
