@@ -7,10 +7,9 @@ from typing import Any
 
 import torch
 
-# Upstream's chunk: the same rows in one product give the same bits as the argmax that the chain was taken
-# from.
+# Upstream's chunk: the same rows in one product give the same bits as the argmax of the chain.
 ROWS_PER_PRODUCT = 256
-KEYS_PER_CHUNK = 1 << 23
+KEYS_PER_CHUNK = 1 << 22
 Gather = Callable[[torch.Tensor], torch.Tensor]
 
 
@@ -22,9 +21,8 @@ def canonical_top(logits: torch.Tensor, ids: torch.Tensor, k: int) -> tuple[torc
     as -inf. Columns that are missing (k > columns) come back as -inf with id 0. Returns float32 and int64
     [rows, k].
     """
-    logits = (
-        torch.where(logits.isnan(), -torch.inf, logits) + 0.0
-    )  # + 0.0 turns -0.0 into 0.0: they are equal
+    # + 0.0 turns -0.0 into 0.0, which it equals
+    logits = torch.where(logits.isnan(), -torch.inf, logits) + 0.0
     bits = logits.view(torch.int32)
     ascending = (bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(torch.int64)
     keys = (ascending << 32) | (0xFFFFFFFF - ids)
@@ -39,20 +37,11 @@ def canonical_top(logits: torch.Tensor, ids: torch.Tensor, k: int) -> tuple[torc
     return values, picked
 
 
-def shard_ids(shard: Any, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Which rows of a vocabulary-parallel weight are real tokens, and which: (rows, ids), int64 [columns].
-
-    The base vocabulary lies at 0, added tokens behind the base's padding; padding rows are left out.
-    """
-    base, added = int(shard.num_org_elements), int(shard.num_added_elements)
-    padded = int(shard.num_org_elements_padded)
-    base_rows = torch.arange(base, device=device)
-    added_rows = torch.arange(added, device=device)
-    rows = torch.cat([base_rows, added_rows + padded])
-    ids = torch.cat(
-        [base_rows + int(shard.org_vocab_start_index), added_rows + int(shard.added_vocab_start_index)]
-    )
-    return rows, ids
+def shard_ids(shard: Any, device: torch.device) -> torch.Tensor:
+    """Token ids of this shard's real columns, int64: the base vocabulary's, then the added tokens'."""
+    base = torch.arange(int(shard.num_org_elements), device=device)
+    added = torch.arange(int(shard.num_added_elements), device=device)
+    return torch.cat([base + int(shard.org_vocab_start_index), added + int(shard.added_vocab_start_index)])
 
 
 def local_top(hidden: torch.Tensor, lm_head: Any, k: int) -> torch.Tensor:
@@ -61,7 +50,7 @@ def local_top(hidden: torch.Tensor, lm_head: Any, k: int) -> torch.Tensor:
     float64 holds a float32 logit and a token id exactly, so one gather carries all three.
     """
     weight = lm_head.weight
-    _, ids = shard_ids(lm_head.shard_indices, hidden.device)
+    ids = shard_ids(lm_head.shard_indices, hidden.device)
     packed = torch.empty(hidden.shape[0], 2 * k + 1, dtype=torch.float64, device=hidden.device)
     step = max(1, KEYS_PER_CHUNK // max(1, int(ids.numel())))
     for start in range(0, int(hidden.shape[0]), ROWS_PER_PRODUCT):
@@ -78,13 +67,15 @@ def local_top(hidden: torch.Tensor, lm_head: Any, k: int) -> torch.Tensor:
 
 
 def vocabulary_logits(block: torch.Tensor, weight: torch.Tensor, shard: Any) -> torch.Tensor:
-    """Logits of the real tokens of this shard, in its type, base vocabulary first. [rows, columns]"""
-    base, padded = int(shard.num_org_elements), int(shard.num_org_elements_padded)
-    added = int(shard.num_added_elements)
-    logits = torch.matmul(block, weight[:base].T)
+    """Logits of this shard's real tokens in the weight's type, [rows, columns]; padding rows are left out.
+
+    In the weight the base vocabulary comes first, and added tokens lie behind the base's padding.
+    """
+    logits = torch.matmul(block, weight[: int(shard.num_org_elements)].T)
+    added, start = int(shard.num_added_elements), int(shard.num_org_elements_padded)
     if added == 0:
         return logits
-    return torch.cat([logits, torch.matmul(block, weight[padded : padded + added].T)], dim=1)
+    return torch.cat([logits, torch.matmul(block, weight[start : start + added].T)], dim=1)
 
 
 def merge_ranks(packed: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:

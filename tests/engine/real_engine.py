@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import shutil
 import signal
 import socket
@@ -86,13 +87,20 @@ def environment(*first: Path) -> dict[str, str]:
     }
 
 
+def free_port() -> int:
+    """A free port below 50000: 0.5.11 takes port + 10000 for gRPC and refuses numbers that do not exist."""
+    for port in random.sample(range(20000, 50000), 100):
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", port)):
+                return port
+    raise AssertionError("no free port among a hundred")
+
+
 @contextmanager
 def serving(name: str, work: Path, model: Path, *flags: str, overlay: Path | None = None) -> Iterator[Server]:
     """A server that answers /health; its whole session is killed at the end."""
     need_engine()
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     log = work / f"{name}.log"
     command = [
         *(str(PYTHON), "-m", "sglang.launch_server", "--host", "127.0.0.1", "--port", str(port)),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -155,15 +156,27 @@ for line in sys.stdin:
 """
 
 
-def test_arguments_are_refused_in_one_sentence(models: Path, overlay: Path) -> None:
+def windowed_draft(models: Path, work: Path) -> Path:
+    """The context draft, with a configuration that says one layer has a sliding window."""
+    draft = work / "windowed"
+    shutil.copytree(models / "ctx_draft", draft)
+    config = json.loads((draft / "config.json").read_text())
+    config |= {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 64}
+    (draft / "config.json").write_text(json.dumps(config | {"use_sliding_window": True}))
+    return draft
+
+
+def test_arguments_are_refused_in_one_sentence(models: Path, overlay: Path, tmp_path: Path) -> None:
     base = f"--model-path {models / 'ctx_target'} --device cpu --attention-backend triton"
     draft = f"--speculative-draft-model-path {models / 'ctx_draft'}"
     tree = f"--speculative-algorithm DDTREE {draft}"
     shadow = "--speculative-ddtree-shadow-linear"
+    windowed = windowed_draft(models, tmp_path)
     cases = {
         f"{tree} {shadow}": "ok",
         f"{tree} {shadow} --speculative-ddtree-allow-hybrid-unsafe": "ok",
         f"--speculative-algorithm DFLASH {draft}": "ok",
+        f"--speculative-algorithm DDTREE {shadow} --speculative-draft-model-path {windowed}": "ok",
         tree: "Full DDTREE is not part of this engine series",
         f"--speculative-algorithm DDTREE {shadow}": "--speculative-draft-model-path",
         f"{tree} {shadow} --speculative-ddtree-budget 0": "--speculative-ddtree-budget must be at least 1",
@@ -184,3 +197,4 @@ def test_arguments_are_refused_in_one_sentence(models: Path, overlay: Path) -> N
     said = done.stdout.splitlines()[-len(cases) :]
     for (case, expected), sentence in zip(cases.items(), said, strict=True):
         assert expected in sentence, case
+    assert done.stderr.count("1 sliding-window layers of 2 (window 64)") == 1

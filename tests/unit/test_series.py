@@ -9,7 +9,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from ddtree_ops.cli.patch import app
 from ddtree_ops.core.errors import PreconditionFailed, UsageProblem
 from ddtree_ops.data import data_dir
 from ddtree_ops.engine.patch import apply_series, status
@@ -192,6 +194,19 @@ def test_all_faults_at_once(write: Write) -> None:
 def test_no_such_directory(tmp_path: Path) -> None:
     with pytest.raises(UsageProblem, match="no such series directory"):
         load_series(tmp_path / "nowhere")
+
+
+def test_patch_check_says_whether_a_series_fits(tree: Path, write: Write) -> None:
+    directory = write()
+    words = ["check", str(directory), "--tree", str(tree), "--json"]
+    fits = json.loads(CliRunner().invoke(app, words, catch_exceptions=False).stdout)
+    assert (fits["state"], fits["files"]) == ("unpatched", ["srt/a.py"])
+    (tree / "srt" / "a.py").write_text(AFTER)
+    there = CliRunner().invoke(app, words[:-1], catch_exceptions=False)
+    assert "in the tree already: srt/a.py" in there.stdout
+    (tree / "srt" / "a.py").write_text("else\n")
+    with pytest.raises(PreconditionFailed, match="not what series mine was made for"):
+        CliRunner().invoke(app, words, catch_exceptions=False)
 
 
 def test_our_series_loads_and_says_what_each_mode_means() -> None:
