@@ -319,8 +319,8 @@ def test_a_standin_host_serves_its_baseline(baseline: str, standin_host: NewHost
 
 
 @pytest.mark.engine
-def test_the_real_engine_serves_and_its_packages_are_this_hosts_own(engine_host: NewHost) -> None:
-    host = engine_host(baseline="dflash")
+def test_the_real_engine_serves_at_tp_2_and_its_packages_are_this_hosts_own(engine_host: NewHost) -> None:
+    host = engine_host(baseline="dflash", tp=2)
     ask = {"input_ids": [65, 66, 65], "sampling_params": {"temperature": 0, "max_new_tokens": 16}}
     status, body = host.http("/generate", ask, timeout=60)
     assert status == 200
