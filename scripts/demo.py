@@ -77,7 +77,8 @@ def main_job(tp: int) -> None:
     show("doctor", "--host", HOST)
     show("deploy", "--host", HOST, "--mode", "shadow")
     told = server_info()
-    for key, wanted in (("algorithm", "DDTREE"), ("ddtree_shadow_linear", True), ("ddtree_budget", 6), ("ddtree_topk_cap", 3)):
+    planned = {"algorithm": "DDTREE", "ddtree_shadow_linear": True, "ddtree_budget": 6, "ddtree_topk_cap": 3}
+    for key, wanted in planned.items():
         check(f"/get_server_info speculative_{key}", told[f"speculative_{key}"], wanted)
     check("/get_server_info tp_size", told["tp_size"], tp)
     answer = generate([65, 66, 65])

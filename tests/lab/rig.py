@@ -18,7 +18,13 @@ CHECKOUT = Path(__file__).resolve().parents[2]
 STANDIN_SERIES = CHECKOUT / "deploy" / "lab" / "standin" / "series"
 UNIT = "sglang.service"
 #: What design section 3 lets us write; everything else on a host must stay as it was.
-OURS = ("/opt/ddtree", "/var/lib/ddtree", "/etc/ddtree", f"/etc/systemd/system/{UNIT}.d", "/run/systemd/system")
+OURS = (
+    "/opt/ddtree",
+    "/var/lib/ddtree",
+    "/etc/ddtree",
+    f"/etc/systemd/system/{UNIT}.d",
+    "/run/systemd/system",
+)
 #: Where an operator's own things lie on a lab host.
 THEIRS = ("/etc", "/opt", "/usr", "/root", "/home", "/srv", "/var/lib", "/var/spool", "/var/cache")
 #: Written by the host itself while it runs.
@@ -112,12 +118,15 @@ class Rig:
 
     def ours(self) -> list[str]:
         """Names of the drop-ins of ours that are in place."""
-        script = "ls /run/systemd/system/*.d /etc/systemd/system/*.service.d 2>/dev/null | grep ddtree || true"
+        script = (
+            "ls /run/systemd/system/*.d /etc/systemd/system/*.service.d 2>/dev/null | grep ddtree || true"
+        )
         return self.host.check(["sh", "-c", script]).split()
 
     def wait_state(self, state: str, limit_s: float = 60) -> None:
         """Wait until the newest transaction has been in `state`."""
-        self.wait(f"grep -l '\"state\": \"{state}\"' $(ls -d /var/lib/ddtree/{UNIT}/txn/* | tail -1)/events.jsonl", limit_s)
+        newest = f"$(ls -d /var/lib/ddtree/{UNIT}/txn/* | tail -1)"
+        self.wait(f'grep -q \'"state": "{state}"\' {newest}/events.jsonl', limit_s)
 
     def wait(self, script: str, limit_s: float = 60) -> None:
         """Wait until a shell command succeeds on the host."""
@@ -128,8 +137,13 @@ class Rig:
 
     def serving(self) -> str:
         """The algorithm that the answering server says it runs (`None` for a plain baseline)."""
-        self.host.wait_http(limit_s=60)
-        return str(json.loads(self.host.http("/get_server_info")[1]).get("speculative_algorithm"))
+        until = time.monotonic() + 60
+        while True:
+            status, text = self.host.http("/get_server_info")
+            if status == 200:
+                return str(json.loads(text).get("speculative_algorithm"))
+            assert time.monotonic() < until, f"nobody serves: {status} {text}"
+            time.sleep(0.1)
 
     @staticmethod
     def kill(process: subprocess.Popen[str]) -> None:

@@ -132,7 +132,7 @@ def test_a_half_patched_tree_is_named_with_file_and_hash(rig: Rig) -> None:
 
 def test_sources_that_the_series_was_not_made_for(rig: Rig, tmp_path: Path) -> None:
     base = json.loads((STANDIN_SERIES / "base.json").read_text())
-    base["files"] = {path: "0" * 64 for path in base["files"]}
+    base["files"] = dict.fromkeys(base["files"], "0" * 64)
     for file in STANDIN_SERIES.iterdir():
         (tmp_path / file.name).write_bytes(file.read_bytes())
     (tmp_path / "base.json").write_text(json.dumps(base))
@@ -144,14 +144,18 @@ def test_a_cuda_build_mismatch_blocks_before_anything_stops(rig: Rig) -> None:
     version = "/opt/standin/lib/python3.11/site-packages/torch/version.py"
     unit = f"/etc/systemd/system/{UNIT}"
     # As on a GPU host: the unit says --device cuda, torch is a cu128 build, the kernel wheel a cu130 one.
-    rig.host.check(f"cp -p {version} /root/version.py; sed -i \"s/13\\.0/12.8/; s/cu130/cu128/\" {version}")
-    rig.host.check(f"cp -p {unit} /root/unit; sed -i 's/--device cpu/--device cuda/' {unit}; systemctl daemon-reload")
+    rig.host.check(f'cp -p {version} /root/version.py; sed -i "s/13\\.0/12.8/; s/cu130/cu128/" {version}')
+    rig.host.check(
+        f"cp -p {unit} /root/unit; sed -i 's/--device cpu/--device cuda/' {unit}; systemctl daemon-reload"
+    )
     try:
         rig.adopt()
         run = rig.cli("deploy")
         doctor = rig.cli("doctor")
     finally:
-        rig.host.check(f"cp -p /root/version.py {version}; cp -p /root/unit {unit}; rm /root/version.py /root/unit")
+        rig.host.check(
+            f"cp -p /root/version.py {version}; cp -p /root/unit {unit}; rm /root/version.py /root/unit"
+        )
         rig.host.check("systemctl daemon-reload")
         rig.adopt()
     refused(run, 3, "cu130", "12.8")
@@ -180,7 +184,9 @@ def test_an_operators_drop_in_that_would_win_is_named(rig: Rig) -> None:
 
 
 def test_no_root(rig: Rig) -> None:
-    rig.host.check("id plain >/dev/null 2>&1 || useradd -m plain; install -d -o plain -m 700 /home/plain/.ssh")
+    rig.host.check(
+        "id plain >/dev/null 2>&1 || useradd -m plain; install -d -o plain -m 700 /home/plain/.ssh"
+    )
     rig.host.check("install -o plain -m 600 /root/.ssh/authorized_keys /home/plain/.ssh/authorized_keys")
     rig.configure(user="plain")
     refused(rig.cli("deploy"), 3, "sudo")

@@ -32,7 +32,10 @@ _info.compute_dflash_accept_len_and_bonus = _commit_a_wrong_token
 
 
 def generate(rig: Rig, prompt: list[int], tokens: int) -> dict[str, Any]:
-    body = {"input_ids": prompt, "sampling_params": {"temperature": 0, "max_new_tokens": tokens, "ignore_eos": True}}
+    body = {
+        "input_ids": prompt,
+        "sampling_params": {"temperature": 0, "max_new_tokens": tokens, "ignore_eos": True},
+    }
     status, text = rig.host.http("/generate", body, timeout=120)
     assert status == 200, text
     found: dict[str, Any] = json.loads(text)
@@ -46,7 +49,9 @@ def info(rig: Rig) -> dict[str, Any]:
 
 def engine_rig(engine_host: Any, project: Path, pair: str, **spec: Any) -> Rig:
     rig = Rig(engine_host(pair=pair, **spec), project)
-    rig.configure(series="sglang-0.5.11", draft=f"/models/{pair[:3].replace('con', 'ctx')}_draft", shadow_every=2)
+    rig.configure(
+        series="sglang-0.5.11", draft=f"/models/{pair[:3].replace('con', 'ctx')}_draft", shadow_every=2
+    )
     rig.adopt()
     return rig
 
@@ -81,7 +86,9 @@ def test_shadow_on_the_cycle_pair(engine_host: Any, tmp_path: Path) -> None:
     assert rig.host.tree_hash(["/root/ml-env/lib/python3.11/site-packages/sglang"]) == package
 
 
-def test_shadow_at_tp_2_serves_the_baselines_tokens_and_a_wrong_one_shows(engine_host: Any, tmp_path: Path) -> None:
+def test_shadow_at_tp_2_serves_the_baselines_tokens_and_a_wrong_one_shows(
+    engine_host: Any, tmp_path: Path
+) -> None:
     rig = engine_rig(engine_host, tmp_path / "project", "context", tp=2)
     prompts = [[7, 300, 12, 45, 9], [101, 5, 5, 402, 33, 250, 8], [450]]
     baseline = [generate(rig, prompt, 24)["output_ids"] for prompt in prompts]

@@ -12,7 +12,10 @@ pytestmark = [pytest.mark.lab, pytest.mark.tier("main")]
 PATH = f"/etc/systemd/system/{UNIT}"
 CANARY = "sk-canary-5f1e0c77b2d94a"
 FATAL = "ImportError: libcudart.so.13: cannot open shared object file: No such file or directory"
-DIES = {"when": {"algorithm": "DDTREE"}, "then": {"raise": {"spawn": ["Traceback (most recent call last):", FATAL]}}}
+DIES = {
+    "when": {"algorithm": "DDTREE"},
+    "then": {"raise": {"spawn": ["Traceback (most recent call last):", FATAL]}},
+}
 
 
 def rig_with(standin_host: Any, project: Path, edit: str) -> Rig:
@@ -26,7 +29,9 @@ def rig_with(standin_host: Any, project: Path, edit: str) -> Rig:
 
 def test_the_first_fatal_line_is_read_from_an_appended_file(standin_host: Any, tmp_path: Path) -> None:
     where = "/var/log/sglang.log"
-    rig = rig_with(standin_host, tmp_path, f"/^Restart=/i StandardOutput=append:{where}\\nStandardError=append:{where}")
+    rig = rig_with(
+        standin_host, tmp_path, f"/^Restart=/i StandardOutput=append:{where}\\nStandardError=append:{where}"
+    )
     rig.scenario(DIES)
     run = rig.cli("deploy")
     assert run.rc == 10, run.err
@@ -80,7 +85,8 @@ def test_a_key_in_the_command_line_is_nowhere_but_on_the_host(standin_host: Any,
         if verb == "deploy":
             mode = rig.host.check(["stat", "-c", "%a %U", "/etc/ddtree/secrets.env"]).split()
             assert mode == ["600", "root"]
-            units = rig.host.check(f"cat /etc/systemd/system/{UNIT}.d/*.conf; grep -r {CANARY} /var/lib/ddtree /opt/ddtree || true")
+            held = f"grep -rl {CANARY} /var/lib/ddtree /opt/ddtree /etc/systemd/system/{UNIT}.d || true"
+            units = rig.host.check(f"cat /etc/systemd/system/{UNIT}.d/*.conf; {held}")
             assert CANARY not in units
             status, _ = rig.host.http("/get_server_info")
             assert status == 401  # the trial is as closed as the baseline was

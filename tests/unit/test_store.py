@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from ddtree_agent import store
 from ddtree_agent.layout import Layout, remove_tree
 from ddtree_agent.wire import AgentError
-
 from ddtree_ops.engine.digests import sha256, tree_digest, tree_hashes
 from ddtree_ops.engine.release import Release, make_release
 
@@ -126,7 +126,12 @@ def test_an_extra_and_a_missing_file_in_a_sealed_release_are_named(layout: Layou
 
 @pytest.mark.parametrize(
     ("change", "named"),
-    [("edit", "srt/args.py"), ("add", "srt/extra.py"), ("remove", "srt/data.json"), ("edit-linked", "jit_kernel/k.cu")],
+    [
+        ("edit", "srt/args.py"),
+        ("add", "srt/extra.py"),
+        ("remove", "srt/data.json"),
+        ("edit-linked", "jit_kernel/k.cu"),
+    ],
 )
 def test_sources_that_moved_since_the_snapshot_are_refused(
     layout: Layout, base: Path, change: str, named: str

@@ -4,6 +4,7 @@ import sys
 from typing import List
 
 from .journal import Txn
+from .service import facts
 from .systemd import ctl, run
 from .wire import AgentError
 
@@ -39,6 +40,11 @@ def launch(txn: Txn, archive: str) -> None:
             evidence=(err or out).strip(),
             meaning="nothing was stopped",
         )
+
+
+def at_work(txn: Txn) -> bool:
+    """Whether the transaction's runner lives, or is about to."""
+    return facts(runner_unit(txn.id)).get("ActiveState") in ("active", "activating", "deactivating")
 
 
 def arm(txn: Txn, archive: str, seconds: float) -> None:

@@ -123,11 +123,15 @@ def _rollback(request: Dict[str, Any], _: BinaryIO) -> None:
 
 
 def _status(request: Dict[str, Any], _: BinaryIO) -> None:
-    result(status=status.status(_layout(request)))
+    layout = _layout(request)
+    rollout.note_reboot(layout)
+    result(status=status.status(layout))
 
 
 def _history(request: Dict[str, Any], _: BinaryIO) -> None:
-    result(history=status.history(_layout(request), int(request.get("limit", 20))))
+    layout = _layout(request)
+    rollout.note_reboot(layout)
+    result(history=status.history(layout, int(request.get("limit", 20))))
 
 
 def _logs(request: Dict[str, Any], _: BinaryIO) -> None:

@@ -104,6 +104,7 @@ def ours(path: str) -> bool:
 
 def state(name: str) -> Dict[str, Any]:
     """{confirmed, open: {id, state, who, mode} | null, releases: [digest], lock: who | null}."""
+    from .guard import at_work
     from .journal import open_txn
 
     layout = Layout(name)
@@ -111,7 +112,12 @@ def state(name: str) -> Dict[str, Any]:
     intent = pending.intent if pending else {}
     return {
         "confirmed": read_json(layout.confirmed),
-        "open": {"id": pending.id, "state": pending.state, **{k: intent.get(k) for k in ("who", "mode")}}
+        "open": {
+            "id": pending.id,
+            "state": pending.state,
+            "running": at_work(pending),
+            **{k: intent.get(k) for k in ("who", "mode")},
+        }
         if pending
         else None,
         "releases": sorted(os.listdir(layout.releases)) if os.path.isdir(layout.releases) else [],

@@ -4,7 +4,7 @@ import os
 import time
 from typing import Any, Dict, Optional
 
-from . import guard, service, store
+from . import capacity, guard, observe_env, service, store
 from .journal import Txn, open_txn
 from .layout import Layout, locked
 from .outcome import (
@@ -50,10 +50,20 @@ def close(layout: Layout, txn_id: str) -> None:
 
 
 def settle(layout: Layout) -> None:
-    """Close what a reboot or a dead runner left open. The caller holds the lock."""
+    """Close what a reboot or a dead runner left open. The caller holds the lock.
+
+    Raises AgentError(locked) where the runner lives and only has not taken the lock yet.
+    """
     txn = open_txn(layout)
     if txn is None:
         return
+    if guard.at_work(txn):
+        raise AgentError(
+            "locked",
+            f"rollout {txn.id} by {txn.intent['who']} is on its way ({txn.state})",
+            meaning="two operators at once: the other one is not disturbed",
+            next="ddtree-ops status, then type the same command again when it has ended",
+        )
     if txn.state == "CONFIRMING":
         finish_confirm(txn)
     elif txn.rebooted and not os.path.exists(layout.trial):
@@ -77,13 +87,15 @@ def _deploy(txn: Txn, intent: Dict[str, Any], archive: str) -> Optional[Dict[str
     manifest = store.manifest_of(layout, intent["release"])
     store.verify(layout, intent["release"])
     _arm(txn, intent, archive)
+    least = capacity.bounds(intent["port"], service.headers(layout.service))
+    host = observe_env.look()
     _stop(txn, intent)
     text = store.dropin_text(manifest)
     service.put_trial(layout, text)
     service.reload()
     service.read_back(layout, layout.trial, manifest["exec_argv"], text)
     _step(txn, "SWITCHED")
-    with Watching(txn, intent, intent["expect"]) as watching:
+    with Watching(txn, intent, {**least, **intent["expect"]}, host) as watching:
         failure = _start(txn, watching)
         if failure is not None:
             return failure
@@ -179,8 +191,18 @@ def begin(layout: Layout, request: Dict[str, Any], archive: str) -> Txn:
         active = service.facts(layout.service).get("ActiveState") in ("active", "activating", "reloading")
         txn = Txn.create(layout, {**request, "was_active": active or request["kind"] == "undo"})
         _step(txn, "STAGED")
-    guard.launch(txn, archive)
+        # Inside the lock: whoever comes next sees either the lock or the living runner.
+        guard.launch(txn, archive)
     return txn
+
+
+def note_reboot(layout: Layout) -> None:
+    """Write down that a reboot ended a rollout, where it did. Any call may: nothing of the service is touched."""
+    txn = open_txn(layout)
+    if txn is None or not txn.rebooted or os.path.exists(layout.trial) or txn.state == "CONFIRMING":
+        return
+    with locked(layout, "the record of a reboot"):
+        settle(layout)
 
 
 def _unmoved(files: Dict[str, str]) -> None:

@@ -38,9 +38,11 @@ def snapshot(request: Dict[str, Any]) -> None:
     sink = _Framed()
     buffered = io.BufferedWriter(sink, _CHUNK)
     # Level 3: on a LAN the host's CPU is the slow part, not the line.
-    with gzip.GzipFile(fileobj=buffered, mode="wb", compresslevel=3, mtime=0) as zipped:
-        with tarfile.open(fileobj=zipped, mode="w|", bufsize=_CHUNK) as archive:
-            for path in walk(package):
-                archive.add(os.path.join(package, path), arcname=path, recursive=False)
+    with (
+        gzip.GzipFile(fileobj=buffered, mode="wb", compresslevel=3, mtime=0) as zipped,
+        tarfile.open(fileobj=zipped, mode="w|", bufsize=_CHUNK) as archive,
+    ):
+        for path in walk(package):
+            archive.add(os.path.join(package, path), arcname=path, recursive=False)
     buffered.flush()
     result(bytes=sink.bytes)

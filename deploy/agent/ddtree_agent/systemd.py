@@ -35,13 +35,22 @@ def show(unit: str, props: List[str]) -> Dict[str, str]:
     status, out, _ = run(argv, 10)
     if status != 0:
         return {}
+    return properties(out, props)
+
+
+def properties(text: str, props: List[str]) -> Dict[str, str]:
+    """Split what `systemctl show` printed. A value may span lines (a script in ExecStart=), and a property may be
+    printed several times (EnvironmentFiles): a new one begins only at a key that was asked for."""
     found: Dict[str, str] = {}
-    for line in out.splitlines():
+    current = ""
+    for line in text.split("\n"):
         key, sep, value = line.partition("=")
-        # A property may be printed several times (ExecStart of a oneshot, EnvironmentFiles): keep them all.
-        if sep:
+        if sep and key in props:
+            current = key
             found[key] = found[key] + "\n" + value if key in found else value
-    return found
+        elif current:
+            found[current] += "\n" + line
+    return {key: value.rstrip("\n") for key, value in found.items()}
 
 
 def ctl(*args: str, timeout: float = 30) -> Result:

@@ -5,8 +5,9 @@ import time
 from typing import Any, Dict, Optional
 
 from . import rollout, store
+from .guard import at_work
 from .journal import open_txn
-from .layout import BASELINE, Layout, holder
+from .layout import BASELINE, Layout, locked
 from .outcome import confirmed
 from .wire import AgentError
 
@@ -17,17 +18,18 @@ DEFAULTS: Dict[str, Any] = {"stop": 90, "confirm": 60, "cap": 1800}
 def rollback(layout: Layout, request: Dict[str, Any], archive: str) -> Dict[str, Any]:
     """Begin going back. Returns {"txn": id} to follow, or {"nothing": sentence} where there is nothing to undo."""
     running = open_txn(layout)
-    if running is not None and holder(layout) is not None:
+    if running is not None and at_work(running):
         # A rollout on its way: ending it is the rollback that the operator means.
         running.ask_abort(request["who"])
         return {"txn": running.id}
+    if running is not None:
+        # Nobody works on it any more: closing it brings the confirmed release back, and is all that was asked for.
+        with locked(layout, f"rollback by {request['who']}"):
+            rollout.settle(layout)
+        return {"nothing": f"closed the open rollout {running.id}; {confirmed(layout)['release']} serves"}
     now = confirmed(layout)
     target = _target(layout, now, request.get("to"))
     if target is None:
-        if running is not None:
-            # Nobody holds the rollout any more: closing it is a rollback by itself.
-            rollout.close(layout, running.id)
-            return {"nothing": f"closed the open transaction {running.id}; {now['release']} serves"}
         return {
             "nothing": f"nothing to do: {now['release']} is confirmed and no change before it is left to undo"
         }

@@ -1,15 +1,13 @@
 """Joins the observer (what the host shows) to the reducer (what it means) while a service starts."""
 
-import pkgutil
 import time
 from types import TracebackType
 from typing import Any, Dict, Optional, Type
 
-from . import service
-from .core import signatures as known
+from . import observe_env, service
 from .core import watch as reducer
 from .journal import Txn
-from .observe import Observer
+from .observe import Observer, signatures
 
 _TICK_S = 0.25
 Failure = Dict[str, Any]
@@ -22,12 +20,18 @@ class Stopped(Exception):
 class Watching:
     """One start under watch, a context manager. Made before the start, so that the log is followed from there."""
 
-    def __init__(self, txn: Txn, intent: Dict[str, Any], expect: Dict[str, Any]) -> None:
+    def __init__(
+        self,
+        txn: Txn,
+        intent: Dict[str, Any],
+        expect: Dict[str, Any],
+        host: Optional[observe_env.HostState] = None,
+    ) -> None:
         self.txn = txn
         self.seconds: Dict[str, float] = {}
-        text = (pkgutil.get_data(known.__package__, "signatures.json") or b"").decode()
+        self._host = host
         goal = reducer.Expect(**expect, log=intent["log"] != "none")
-        self._watch = reducer.start(reducer.Limits(**intent["limits"]), goal, known.load(text))
+        self._watch = reducer.start(reducer.Limits(**intent["limits"]), goal, signatures())
         self._headers: Dict[str, str] = {}
         self._observer = Observer(txn.layout.service, intent["port"], intent["log"], headers=self._headers)
         # A rollback is not aborted: it is what brings the confirmed release back.
@@ -67,9 +71,17 @@ class Watching:
             self._headers.update(service.headers(self.txn.layout.service))
         found = None
         for event in self._watch.observe(self._observer.observe()):
-            self.txn.say(event)
+            if event["ev"] == "verdict":
+                event = found = self._blamed(event)
             if event["ev"] == "phase":
                 self.seconds[event["phase"]] = event["seconds"]
-            if event["ev"] == "verdict":
-                found = event
+            self.txn.say(event)
         return found
+
+    def _blamed(self, event: Failure) -> Failure:
+        """A failure with the host broken meanwhile (device gone, Xid, disk full) is not the release's."""
+        verdict = self._watch.verdict
+        if self._host is None or verdict is None or event["verdict"] != "FAIL":
+            return event
+        faults = observe_env.faults(self._host, observe_env.look())
+        return reducer.blame_host(verdict, faults).to_json()

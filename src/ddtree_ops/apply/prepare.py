@@ -51,7 +51,7 @@ class Prepared:
 def prepare(
     inventory: Inventory, host: HostConfig, mode: str, client: AgentClient, on_event: Any
 ) -> Prepared:
-    """Decide a deploy of `mode`. Raises UsageProblem (unknown mode, never adopted), PreconditionFailed or HostLocked."""
+    """Decide a deploy of `mode`. Raises UsageProblem for an unknown mode, PreconditionFailed or HostLocked."""
     facts = adopted(inventory, host)
     series = find_series(host.series, inventory.base)
     if mode == BASELINE:
@@ -86,7 +86,8 @@ def prepare(
         log=facts.capabilities.log,
         expect_state=rendered.state,
         modules=modules(patched),
-        environment=dict(rendered.env),
+        # What the unit itself sets stays with the unit: here are only names for its secrets.
+        environment={k: v for k, v in rendered.env.items() if not v.startswith("${")},
         secrets=for_host(inventory.base, host, facts, client),
     )
 

@@ -157,7 +157,10 @@ def locks(state: State, _: Live, wanted: Wanted) -> list[Finding]:
     if state.open is not None:
         who = state.open.who or "someone"
         said = f"transaction {state.open.id} by {who} is open ({state.open.state})"
-        return [block("transaction", said, f"ddtree-ops status --host {wanted.host}")]
+        if state.open.running or state.lock:
+            return [block("transaction", said, f"ddtree-ops status --host {wanted.host}")]
+        # Its runner is gone (a reboot, say): the next change on the host closes it first.
+        return [warn("transaction", f"{said} and nobody works on it: the next change closes it first")]
     if state.lock:
         said = f"another operation holds {wanted.service}: {state.lock}"
         return [block("transaction", said, f"ddtree-ops status --host {wanted.host}")]

@@ -209,6 +209,7 @@ class OpenTxn:
     id: str
     state: str
     who: str | None
+    running: bool = True
 
 
 @dataclass(frozen=True)
