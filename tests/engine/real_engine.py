@@ -47,15 +47,15 @@ class Server:
         with urllib.request.urlopen(self.url + path, timeout=60) as reply:
             return json.load(reply)
 
-    def generate(self, prompt: list[int], tokens: int, **more: Any) -> dict[str, Any]:
+    def generate(self, prompt: list[int] | list[list[int]], tokens: int, **more: Any) -> Any:
+        """The answer to a prompt, or the list of answers to a list of prompts, which then run in one batch."""
         sampling = {"temperature": 0, "max_new_tokens": tokens, "ignore_eos": True}
         body = json.dumps({"input_ids": prompt, "sampling_params": sampling, **more}).encode()
         request = urllib.request.Request(
             self.url + "/generate", body, headers={"content-type": "application/json"}
         )
         with urllib.request.urlopen(request, timeout=120) as reply:
-            answer: dict[str, Any] = json.load(reply)
-            return answer
+            return json.load(reply)
 
 
 def need_engine() -> None:

@@ -13,17 +13,20 @@ from real_engine import PYTHON, Server, environment, make_overlay, serving
 
 pytestmark = [pytest.mark.tier("main"), pytest.mark.engine]
 
-# Appended to a copy of the worker: verify commits a wrong token now and then.
+# Appended to a copy of the worker: after the first answer (13 steps), verify commits a wrong token now and then.
 WRONG_TOKEN = """
+
+import itertools
 
 import sglang.srt.speculative.dflash_info as _info
 
 _verify = _info.compute_dflash_accept_len_and_bonus
+_calls = itertools.count(1)
 
 
 def _commit_a_wrong_token(**kwargs):
     accepted, bonus = _verify(**kwargs)
-    return accepted, bonus + (accepted == 1)
+    return accepted, bonus + (accepted == 1) * (next(_calls) > 13)
 
 
 _info.compute_dflash_accept_len_and_bonus = _commit_a_wrong_token
@@ -87,20 +90,30 @@ def test_context_pair_gives_the_tokens_of_dflash_and_of_the_target_alone(
     with serving("shadow", tmp_path, models / "ctx_target", *flags, overlay=overlay) as server:
         given = answers(server, models)
         state = state_of(server)
+        prompts = json.loads((models / "prompts.json").read_text())
+        batch = server.generate(prompts["ctx"], prompts["max_new_tokens"])
+        together = state_of(server)["ddtree"]
         with pytest.raises(OSError, match="400"):
             server.generate([1, 2], 2, return_logprob=True)
     assert given == dflash
     assert given == target_only
+    assert [answer["output_ids"] for answer in batch] == target_only
+    assert (
+        together["trees"] - state["ddtree"]["trees"]
+        > together["shadow_steps"] - state["ddtree"]["shadow_steps"]
+    )
+    assert together["spine_agreement"] == 1.0
     assert state["avg_spec_accept_length"] > 1.3
     assert state["ddtree"]["trees"] > 10
     assert state["ddtree"]["shadow_errors"] == 0
     assert state["ddtree"]["spine_agreement"] == 1.0
 
 
+@pytest.mark.parametrize("ranks", [1, 2])
 def test_cycle_pair_accepts_exactly_two_and_says_what_it_runs(
-    models: Path, overlay: Path, tmp_path: Path
+    ranks: int, models: Path, overlay: Path, tmp_path: Path
 ) -> None:
-    flags = ddtree(models, "cyc", "--tp", "2")
+    flags = ddtree(models, "cyc", *(["--tp", "2"] if ranks == 2 else []))
     with serving("cycle", tmp_path, models / "cyc_target", *flags, overlay=overlay) as server:
         answer = server.generate([65, 66, 65], 16)
         info, log = server.get("/get_server_info"), server.log
@@ -118,7 +131,7 @@ def test_cycle_pair_accepts_exactly_two_and_says_what_it_runs(
     assert shadow["trees"] == shadow["shadow_steps"]
     assert shadow["nodes"] == 8 * shadow["trees"] == sum(shadow["nodes_by_depth"])
     assert (shadow["shadow_errors"], shadow["last_error"], shadow["spine_agreement"]) == (0, None, 1.0)
-    for rank in (0, 1):
+    for rank in range(ranks):
         line = "Initialized DDTREE shadow-linear worker. budget=8, topk_cap=3, shadow_every=2, block_size=4"
         assert f"{line}, tp_rank={rank}" in log
 
@@ -138,7 +151,8 @@ def test_a_wrong_token_turns_the_comparison_red_and_a_broken_shadow_does_not(
     ) as server:
         given = answers(server, models)
         shadow, log = state_of(server)["ddtree"], server.log
-    assert given != target_only
+    assert given[0] == target_only[0]
+    assert given[1:] != target_only[1:]
     assert shadow["shadow_errors"] > 1
     assert shadow["last_error"] == "RuntimeError: made to fail"
     assert log.count("DDTREE shadow side failed") == 1
