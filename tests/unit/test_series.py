@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 from ddtree_ops.cli.patch import app
 from ddtree_ops.core.errors import PreconditionFailed, UsageProblem
+from ddtree_ops.core.modes import rewrite
 from ddtree_ops.data import data_dir
 from ddtree_ops.engine.patch import apply_series, status
 from ddtree_ops.engine.series import load_series
@@ -219,3 +220,22 @@ def test_our_series_loads_and_says_what_each_mode_means() -> None:
     assert shadow.state["ddtree_mode"] == "shadow-linear"
     assert not series.modes.get("dflash").patched
     assert series.modes.get("full").refuse
+
+
+def test_shadow_on_a_hybrid_nextn_unit_keeps_what_the_operator_set() -> None:
+    modes = load_series(data_dir("engine_patches") / "sglang-0.5.11").modes
+    kept = ["--model-path", "/m/27b", "--tp", "2", "--port", "30000"]
+    nextn = ["--speculative-algorithm", "NEXTN", "--speculative-num-steps", "3"]
+    values: dict[str, str | int | None] = {"draft": "/m/draft", "budget": 16, "topk": 4, "shadow_every": 8}
+    done = rewrite(["python3", "-m", "x", *kept, *nextn], 3, modes, modes.get("shadow"), values, hybrid=True)
+    assert done.argv[: 3 + len(kept)] == ["python3", "-m", "x", *kept]
+    assert [a.flag for a in done.added] == ["--disable-radix-cache"]
+    assert "NEXTN" not in done.argv
+    assert done.state["speculative_ddtree_budget"] == 16
+    extra = [*kept, "--mamba-scheduler-strategy", "extra_buffer"]
+    buffered = rewrite(["x", *extra], 1, modes, modes.get("shadow"), values, hybrid=True)
+    assert buffered.added == []
+    with pytest.raises(PreconditionFailed, match="one pipeline stage"):
+        rewrite(["x", "--pp-size", "2"], 1, modes, modes.get("dflash"), values, hybrid=False)
+    with pytest.raises(PreconditionFailed, match="later release"):
+        rewrite(["x"], 1, modes, modes.get("full"), values, hybrid=False)
