@@ -18,7 +18,6 @@ from pathlib import Path
 import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "engine_patches"))
-sys.dont_write_bytecode = True  # engine_patches/ travels in the wheel as it lies there
 
 from ddtree import ddtree_shadow, ddtree_topk, ddtree_utils
 

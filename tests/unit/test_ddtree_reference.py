@@ -24,7 +24,7 @@ def output() -> str:
         if os.environ.get("CI", "").lower() in ("1", "true"):
             pytest.fail("there is no .venv-engine: make engine-env", pytrace=False)
         pytest.skip("there is no .venv-engine: make engine-env")
-    done = subprocess.run([PYTHON, SCRIPT], capture_output=True, text=True, check=False)
+    done = subprocess.run([PYTHON, "-B", SCRIPT], capture_output=True, text=True, check=False)
     return done.stdout + done.stderr
 
 

@@ -115,17 +115,24 @@ def test_no_fuzz(tree: Path, write: Write) -> None:
     assert "srt/a.py" in str(caught.value.evidence)
 
 
-def test_applies_inside_a_repository_and_under_a_hostile_configuration(
-    tree: Path, write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("setting", ["home", "GIT_DIR", "inside"])
+def test_no_repository_and_no_configuration_of_the_user_changes_the_outcome(
+    setting: str, tree: Path, write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "home").mkdir()
-    (tmp_path / "home" / ".gitconfig").write_text("[apply]\n\twhitespace = fix\n")
-    monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    monkeypatch.setenv("GIT_DIR", str(tmp_path / "repo" / ".git"))
-    subprocess.run(["git", "init", "-q", str(tmp_path / "repo")], check=True)
-    work = tmp_path / "repo" / "state"
+    """Each would: apply.whitespace=fix edits the result, and a repository around the copies makes git skip them."""
+    repository = tmp_path / "repo"
+    subprocess.run(["git", "init", "-q", str(repository)], check=True)
+    subprocess.run(["git", "-C", str(repository), "config", "apply.whitespace", "fix"], check=True)
+    work = tmp_path / "work"
+    if setting == "home":
+        monkeypatch.setenv("HOME", str(tmp_path))
+        (tmp_path / ".gitconfig").write_text("[apply]\n\twhitespace = fix\n")
+    elif setting == "GIT_DIR":
+        monkeypatch.setenv("GIT_DIR", str(repository / ".git"))
+    else:
+        work = repository / "state"
     work.mkdir()
-    spaced = DIFF.replace("+3\n", "+3  \n")
+    spaced = DIFF.replace("+3\n", "+3  \n").replace("--- a", "diff --git a/srt/a.py b/srt/a.py\n--- a")
     patched = apply_series(load_series(write(**{"0001-three.patch": spaced})), tree, work)
     assert patched.files["srt/a.py"] == AFTER.replace("3\n", "3  \n").encode()
     assert list(work.iterdir()) == []
@@ -229,7 +236,7 @@ def test_shadow_on_a_hybrid_nextn_unit_keeps_what_the_operator_set() -> None:
     values: dict[str, str | int | None] = {"draft": "/m/draft", "budget": 16, "topk": 4, "shadow_every": 8}
     done = rewrite(["python3", "-m", "x", *kept, *nextn], 3, modes, modes.get("shadow"), values, hybrid=True)
     assert done.argv[: 3 + len(kept)] == ["python3", "-m", "x", *kept]
-    assert [a.flag for a in done.added] == ["--disable-radix-cache"]
+    assert [flag for flag, _ in done.added] == ["--disable-radix-cache"]
     assert "NEXTN" not in done.argv
     assert done.state["speculative_ddtree_budget"] == 16
     extra = [*kept, "--mamba-scheduler-strategy", "extra_buffer"]
