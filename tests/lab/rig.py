@@ -51,6 +51,7 @@ class Rig:
 
     def __init__(self, host: LabHost, project: Path, **keys: Any) -> None:
         self.host, self.project = host, project
+        self._before: set[str] = set()
         self.env = {
             **os.environ,
             "DDTREE_OPS_SSH_CONFIG": str(host.lab.state.ssh_config),
@@ -80,6 +81,7 @@ class Rig:
 
     def start(self, verb: str, *args: str) -> subprocess.Popen[str]:
         """Start a command line and leave it running, in its own process group."""
+        self._before = self.transactions()
         return subprocess.Popen(
             self.argv(verb, *args),
             cwd=self.project,
@@ -123,10 +125,20 @@ class Rig:
         )
         return self.host.check(["sh", "-c", script]).split()
 
+    def transactions(self) -> set[str]:
+        """Ids of the transactions that the host knows."""
+        return set(
+            self.host.check(["sh", "-c", f"ls /var/lib/ddtree/{UNIT}/txn 2>/dev/null || true"]).split()
+        )
+
     def wait_state(self, state: str, limit_s: float = 60) -> None:
-        """Wait until the newest transaction has been in `state`."""
-        newest = f"$(ls -d /var/lib/ddtree/{UNIT}/txn/* | tail -1)"
-        self.wait(f'grep -q \'"state": "{state}"\' {newest}/events.jsonl', limit_s)
+        """Wait until the transaction that began after `start` has been in `state`."""
+        until = time.monotonic() + limit_s
+        while not (new := self.transactions() - self._before):
+            assert time.monotonic() < until, "no transaction began"
+            time.sleep(0.05)
+        events = f"/var/lib/ddtree/{UNIT}/txn/{max(new)}/events.jsonl"
+        self.wait(f'grep -q \'"state": "{state}"\' {events}', until - time.monotonic())
 
     def wait(self, script: str, limit_s: float = 60) -> None:
         """Wait until a shell command succeeds on the host."""

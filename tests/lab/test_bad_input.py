@@ -137,7 +137,7 @@ def test_sources_that_the_series_was_not_made_for(rig: Rig, tmp_path: Path) -> N
         (tmp_path / file.name).write_bytes(file.read_bytes())
     (tmp_path / "base.json").write_text(json.dumps(base))
     rig.configure(series=str(tmp_path))
-    refused(rig.cli("deploy"), 3, "srt/server_args.py", "0000")
+    refused(rig.cli("deploy"), 3, f"{PACKAGE}/srt/", "expected 0000", "found")
 
 
 def test_a_cuda_build_mismatch_blocks_before_anything_stops(rig: Rig) -> None:

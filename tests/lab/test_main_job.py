@@ -219,7 +219,8 @@ def test_a_second_operator_is_told_who_is_at_work(rig: Rig) -> None:
     rig.wait_state("STARTING")
     second = rig.cli("deploy")
     assert second.rc == 4, second.err
-    assert "deploy" in second.err
+    assert "is open (STARTING)" in second.err
+    assert "by " in second.err
     first.communicate(timeout=60)
     assert first.returncode == 0
 

@@ -34,7 +34,7 @@ _info.compute_dflash_accept_len_and_bonus = _commit_a_wrong_token
 def generate(rig: Rig, prompt: list[int], tokens: int) -> dict[str, Any]:
     body = {
         "input_ids": prompt,
-        "sampling_params": {"temperature": 0, "max_new_tokens": tokens, "ignore_eos": True},
+        "sampling_params": {"temperature": 0, "max_new_tokens": tokens},
     }
     status, text = rig.host.http("/generate", body, timeout=120)
     assert status == 200, text
@@ -90,17 +90,18 @@ def test_shadow_at_tp_2_serves_the_baselines_tokens_and_a_wrong_one_shows(
     engine_host: Any, tmp_path: Path
 ) -> None:
     rig = engine_rig(engine_host, tmp_path / "project", "context", tp=2)
-    prompts = [[7, 300, 12, 45, 9], [101, 5, 5, 402, 33, 250, 8], [450]]
-    baseline = [generate(rig, prompt, 24)["output_ids"] for prompt in prompts]
+    chosen = json.loads(rig.host.read("/models/prompts.json"))
+    prompts, tokens = chosen["ctx"], chosen["max_new_tokens"]
+    baseline = [generate(rig, prompt, tokens)["output_ids"] for prompt in prompts]
     assert len({tuple(answer) for answer in baseline}) == len(prompts), "the pair must depend on its context"
     run = rig.cli("deploy", "--mode", "shadow")
     assert run.rc == 0, run.err
     assert_shadow(rig)
     assert info(rig)["tp_size"] == 2
-    assert [generate(rig, prompt, 24)["output_ids"] for prompt in prompts] == baseline
+    assert [generate(rig, prompt, tokens)["output_ids"] for prompt in prompts] == baseline
     rig.configure(series=str(wrong_series(tmp_path)), draft="/models/ctx_draft", shadow_every=2)
     assert rig.cli("deploy", "--mode", "shadow").rc == 0
-    assert [generate(rig, prompt, 24)["output_ids"] for prompt in prompts] != baseline
+    assert [generate(rig, prompt, tokens)["output_ids"] for prompt in prompts] != baseline
 
 
 def wrong_series(work: Path) -> Path:

@@ -78,7 +78,11 @@ def logs(layout: Layout, lines: int, log: str) -> List[str]:
         status_, out, err = run(
             ["journalctl", "--no-pager", "-o", "short-iso", "-n", str(lines), "-u", layout.service], 20
         )
-    return (out if status_ == 0 else err).splitlines()
+    text = out if status_ == 0 else err
+    # The engine prints its own API key in its start-up arguments.
+    for value in service.headers(layout.service).values():
+        text = text.replace(value.split()[-1], "***")
+    return text.splitlines()
 
 
 def now() -> str:

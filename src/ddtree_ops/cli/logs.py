@@ -19,6 +19,7 @@ def logs(
     from ddtree_ops.cli._common import one_host
     from ddtree_ops.cli._run import connector, port_and_log
     from ddtree_ops.cli._sinks import document
+    from ddtree_ops.config.secrets import redact
 
     inventory, chosen = one_host(config, host)
     _, log = port_and_log(inventory, chosen)
@@ -27,4 +28,4 @@ def logs(
     if json:
         document({"host": chosen.name, "lines": found})
     else:
-        typer.echo("\n".join(found))
+        typer.echo(redact("\n".join(found)))

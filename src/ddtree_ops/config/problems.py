@@ -26,7 +26,9 @@ class ConfigProblem(UsageProblem):
     def __init__(self, file: Path | str, problems: list[Problem], next: str | None = None) -> None:
         self.file = str(file)
         self.problems = sorted(set(problems))
-        super().__init__("\n".join(self.lines()), next=next)
+        super().__init__(
+            "\n".join(self.lines()), next=next or "ddtree-ops schema, for every key and what it takes"
+        )
 
     def lines(self) -> list[str]:
         """The faults in file order, one a line."""
