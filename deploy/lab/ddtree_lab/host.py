@@ -147,7 +147,8 @@ class Host:
             if self._banner():
                 # Not earlier: nspawn's first child is a helper that makes the one which stays.
                 self._leader = self._find_leader(nspawn)
-                return
+                if self._leader is not None:
+                    return
             time.sleep(0.02)
         raise LabProblem(f"{self.name} gave no SSH banner in {BOOT_LIMIT_S} s: {self._last_words()}")
 
@@ -166,11 +167,17 @@ class Host:
 
     @staticmethod
     def _find_leader(nspawn: subprocess.Popen[bytes]) -> int | None:
+        """The guest's PID 1 among nspawn's children. The list may miss some while processes come and go (proc(5))."""
         try:
             children = Path(f"/proc/{nspawn.pid}/task/{nspawn.pid}/children").read_text().split()
-        except FileNotFoundError:
-            return None
-        return int(children[-1]) if children else None
+            for child in children:
+                status = Path(f"/proc/{child}/status").read_text()
+                own = next(line for line in status.splitlines() if line.startswith("NSpid:")).split()
+                if len(own) > 2 and own[-1] == "1":
+                    return int(child)
+        except (FileNotFoundError, ProcessLookupError, StopIteration):
+            pass
+        return None
 
     def crash(self) -> None:
         """Cut the power: no packet leaves any more, all processes die by SIGKILL, the disk stays as it was."""
