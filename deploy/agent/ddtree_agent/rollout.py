@@ -100,6 +100,7 @@ def _deploy(txn: Txn, intent: Dict[str, Any], archive: str) -> Optional[Dict[str
         if failure is not None:
             return failure
         _step(txn, "READY")
+        _prove_origin(layout, manifest)
         _step(txn, "GATED", deadline_s=intent["timeouts"]["confirm"])
         return _await_confirm(txn, intent, watching)
 
@@ -146,6 +147,18 @@ def _start(txn: Txn, watching: Watching) -> Optional[Dict[str, Any]]:
         down = round(time.time() - float(measures(txn).get("down_since", time.time())), 2)
         stopwatch(txn, phases=watching.seconds, downtime_s=down)
     return failure
+
+
+def _prove_origin(layout: Layout, manifest: Dict[str, Any]) -> None:
+    """The running server takes its package from the release, as the smoke saw it do before the stop."""
+    overlay = os.path.join(layout.release(manifest["release"]), "overlay")
+    others = [path for path in service.imports_from(layout.service) if path != overlay]
+    if manifest["overlay"] and others:
+        raise AgentError(
+            "rolled-back",
+            "the running server does not import the release's package",
+            evidence=f"PYTHONPATH of the process begins with {others[0]}, not {overlay}",
+        )
 
 
 def _await_confirm(txn: Txn, intent: Dict[str, Any], watching: Watching) -> Optional[Dict[str, Any]]:

@@ -34,16 +34,25 @@ def main_pid(unit: str) -> int:
 
 def running_release(unit: str) -> Optional[str]:
     """The release that the main process was started from, by its own environment; None for a baseline process."""
-    pid = main_pid(unit)
-    try:
-        with open(f"/proc/{pid}/environ", "rb") as file:
-            pairs = file.read().split(b"\0")
-    except OSError:
-        return None
-    for pair in pairs:
+    for pair in _environ(main_pid(unit)):
         if pair.startswith(b"DDTREE_RELEASE="):
             return pair.split(b"=", 1)[1].decode()
     return None
+
+
+def imports_from(unit: str) -> List[str]:
+    """First PYTHONPATH entry of each process of the unit that shows one: where a running server takes its package from.
+
+    Only processes that have not renamed themselves: setproctitle(3) writes over what /proc shows of the environment.
+    """
+    found = set()
+    for pid in pids(facts(unit).get("ControlGroup", "")):
+        if not any(mark in _cmdline(str(pid)) for mark in ("sglang.launch_server", "sglang serve")):
+            continue
+        for pair in _environ(pid):
+            if pair.startswith(b"PYTHONPATH="):
+                found.add(pair.split(b"=", 1)[1].decode("utf-8", "replace").split(":")[0])
+    return sorted(found)
 
 
 def headers(unit: str) -> Dict[str, str]:
@@ -191,6 +200,14 @@ def _has_socket(pid: str, inodes: List[str]) -> bool:
     except OSError:
         pass
     return False
+
+
+def _environ(pid: int) -> List[bytes]:
+    try:
+        with open(f"/proc/{pid}/environ", "rb") as file:
+            return file.read().split(b"\0")
+    except OSError:
+        return []
 
 
 def _cmdline(pid: str) -> str:
