@@ -40,7 +40,12 @@ def test_data_files_resolve_in_the_wheel_and_the_agent_is_the_same(installed: Pa
     from ddtree_ops.apply import agentzip
 
     done = subprocess.run(
-        [sys.executable, "-c", f"import sys; sys.path.insert(0, {str(installed)!r})" + PROGRAM, str(installed)],
+        [
+            sys.executable,
+            "-c",
+            f"import sys; sys.path.insert(0, {str(installed)!r})" + PROGRAM,
+            str(installed),
+        ],
         cwd=tmp_path,
         capture_output=True,
         text=True,
