@@ -12,7 +12,6 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "deploy" / "agent"))
 
 _seconds: dict[str, float] = defaultdict(float)
-_tier_of: dict[str, str] = {}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -20,11 +19,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         mark = item.get_closest_marker("tier")
         if mark is None:
             raise pytest.UsageError(f"{item.nodeid} has no tier marker: its minutes would count nowhere")
-        _tier_of[item.nodeid] = mark.args[0]
+        item.user_properties.append(("tier", mark.args[0]))  # travels with the reports of other processes
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    _seconds[_tier_of.get(report.nodeid, "?")] += report.duration
+    _seconds[str(dict(report.user_properties).get("tier", "?"))] += report.duration
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

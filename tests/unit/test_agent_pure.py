@@ -14,7 +14,7 @@ import pytest
 import ddtree_ops.core
 from ddtree_agent.capacity import bounds_of
 from ddtree_agent.layout import Layout
-from ddtree_agent.service import listener
+from ddtree_agent.sockets import holder
 from ddtree_agent.systemd import properties
 from ddtree_agent.wire import AgentError
 from ddtree_ops.apply import agentzip
@@ -48,8 +48,8 @@ def test_the_listener_on_a_port_is_named() -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        assert "python" in (listener(port) or "")
-    assert listener(port) is None
+        assert "python" in (holder(port) or "")
+    assert holder(port) is None
 
 
 @pytest.mark.parametrize("name", ["", "../x", "a/b", ".hidden"])

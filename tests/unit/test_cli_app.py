@@ -208,6 +208,7 @@ def test_faults_of_hosts_yaml_open_their_lines_and_are_listed_for_machines(tmp_p
     assert [line.split(": ")[0] for line in done.stderr.splitlines()] == [
         "hosts.yaml:1:10",
         "hosts.yaml:2:13",
+        "  next",
     ]
     problems = json.loads(done.stdout)["error"]["problems"]
     assert [(p["line"], p["column"], p["path"]) for p in problems] == [

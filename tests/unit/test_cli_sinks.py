@@ -32,7 +32,7 @@ RAW = [
         "hint": "look",
         "lag_s": 0.4,
     },
-    {"ev": "gated", "nonce": "n1", "deadline_s": 60},
+    {"ev": "note", "text": "the old service is being stopped"},
     {"ev": "result", "ok": True, "release": "abc"},
     {"ev": "new-kind", "x": 1},
 ]
@@ -62,7 +62,7 @@ def test_plain_lines_go_to_stderr(capsys: pytest.CaptureFixture[str]) -> None:
         "ct129  FAIL in import: import failed (seen 0.4 s after the process died)\n"
         "  first fatal line: ImportError: x\n"
         "  hint: look\n"
-        "ct129  gates passed, confirm within 60 s\n"
+        "ct129  the old service is being stopped\n"
     )
 
 

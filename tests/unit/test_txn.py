@@ -28,6 +28,7 @@ def test_rolling_back_is_open_until_the_confirm_and_never_after() -> None:
     for state in FORWARD[: FORWARD.index("CONFIRMING")]:
         assert may(state, "ROLLING_BACK"), state
     assert not may("CONFIRMING", "ROLLING_BACK")
+    assert may("CONFIRMING", "ROLLED_BACK")  # by a reboot before the drop-in in /etc was written
     assert not may("CONFIRMED", "ROLLING_BACK")
 
 

@@ -1,5 +1,6 @@
 """What the service that is about to be stopped can hold: the least that a release on trial must hold as well."""
 
+import http.client
 import json
 import urllib.request
 from typing import Any, Dict, Mapping
@@ -9,14 +10,14 @@ _LIMIT_S = 5.0
 _TOKEN_SHARE = 0.5
 
 
-def bounds(port: int, headers: Mapping[str, str]) -> Dict[str, int]:
+def bounds(port: int, address: str, headers: Mapping[str, str]) -> Dict[str, int]:
     """Ask the running server (/get_server_info); {} where it does not answer: then nothing is compared."""
-    request = urllib.request.Request(f"http://127.0.0.1:{port}/get_server_info", headers=dict(headers))
+    request = urllib.request.Request(f"http://{address}:{port}/get_server_info", headers=dict(headers))
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
         with opener.open(request, timeout=_LIMIT_S) as answer:
             info = json.loads(answer.read())
-    except (OSError, ValueError):
+    except (OSError, ValueError, http.client.HTTPException):
         return {}
     return bounds_of(info) if isinstance(info, dict) else {}
 

@@ -1,21 +1,19 @@
 """Tells an operator what a transaction does until it ends. Many may follow; none is needed."""
 
 import json
-import os
 import time
-from typing import Any, Dict, Iterator, Optional
+from typing import Any, Dict, Iterator
 
-from . import service
-from .guard import runner_unit
+from . import guard
+from .core.txn import is_open
 from .journal import Txn
-from .layout import read_json
-from .outcome import outcome
+from .outcome import failed_rollback, outcome
 from .wire import emit, result
 
 _POLL_S = 0.1
 _BEAT_S = 3.0
 #: Without a runner and without a state change for this long, nobody is at work.
-_ORPHAN_S = 20.0
+_ORPHAN_S = 45.0
 
 
 def follow(txn: Txn, skip: int = 0) -> None:
@@ -24,6 +22,7 @@ def follow(txn: Txn, skip: int = 0) -> None:
     `skip`: how many events the operator has seen already, on a line that was cut. A beat every few seconds
     lets the other end tell a quiet start from a dead line.
     """
+    assert txn.intent
     seen = skip
     beat = quiet = time.monotonic()
     while True:
@@ -38,33 +37,35 @@ def follow(txn: Txn, skip: int = 0) -> None:
         if now - beat > _BEAT_S:
             beat = now
             emit({"ev": "beat", "state": state})
-        if now - quiet > _ORPHAN_S and not service.main_pid(runner_unit(txn.id)):
+            if guard.at_work(txn) or guard.armed(txn):
+                quiet = now
+        if now - quiet > _ORPHAN_S:
             result(outcome=None, state=state, orphan=True)
             return
         time.sleep(_POLL_S)
 
 
 def _ended(txn: Txn, state: str) -> bool:
-    if state in ("CONFIRMED", "ROLLED_BACK"):
+    if not is_open(state):
         result(outcome=outcome(txn), state=state)
         return True
-    if state == "ROLLBACK_FAILED" or (state == "ROLLING_BACK" and _failed_rollback(txn)):
-        result(outcome={"outcome": "rollback-failed", **(_failed_rollback(txn) or {})}, state=state)
+    tried = failed_rollback(txn)
+    if tried and state in ("ROLLING_BACK", "ROLLBACK_FAILED"):
+        result(outcome={"outcome": "rollback-failed", **tried}, state=state)
         return True
     return False
 
 
-def _failed_rollback(txn: Txn) -> Optional[Dict[str, Any]]:
-    found = read_json(os.path.join(txn.dir, "failed-rollback"))
-    return found if isinstance(found, dict) else None
-
-
 def _events(txn: Txn, skip: int) -> Iterator[Dict[str, Any]]:
     try:
-        with open(txn.events_path, encoding="utf-8") as file:
+        with open(txn.events_path, encoding="utf-8", errors="replace") as file:
             lines = file.read().splitlines(keepends=True)
     except FileNotFoundError:
         return
     for line in lines[skip:]:
-        if line.endswith("\n"):  # a line without its end is still being written
+        if not line.endswith("\n"):
+            return  # still being written
+        try:
             yield json.loads(line)
+        except ValueError:
+            yield {"ev": "note", "text": "an event was lost: the disk was full"}

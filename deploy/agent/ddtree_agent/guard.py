@@ -1,12 +1,18 @@
-"""The one guard: a transient timer that ends a rollout whose runner does not."""
+"""The one guard: a transient timer that looks whether a rollout's runner lives and is in time, else takes over."""
 
+import os
 import sys
+import time
 from typing import List
 
 from .journal import Txn
+from .layout import read_json, write_json
 from .service import facts
 from .systemd import ctl, run
 from .wire import AgentError
+
+#: The guard looks this often (seconds); what it may find is a runner that systemd could not follow up by itself.
+_LOOK_S = 20
 
 
 def runner_unit(txn_id: str) -> str:
@@ -26,10 +32,11 @@ def launch(txn: Txn, archive: str) -> None:
             f"--description=ddtree-ops rollout of {txn.layout.service}",
             "--property=Type=exec",
             # Whatever ends the runner, SIGKILL included, the same rollback is run at once.
-            "--property=ExecStopPost=" + " ".join([*command[:-1], "guard"]),
+            "--property=ExecStopPost=" + " ".join([*command, "guard"]),
             "--property=TimeoutStopSec=infinity",
             "--",
             *command,
+            "run",
         ],
         30,
     )
@@ -39,7 +46,66 @@ def launch(txn: Txn, archive: str) -> None:
             "systemd-run could not start the rollout",
             evidence=(err or out).strip(),
             meaning="nothing was stopped",
+            next="systemctl status, on the host; then type the same command again",
         )
+
+
+def arm(txn: Txn, archive: str, seconds: float) -> None:
+    """Arm the timer; without `extend` the guard takes over in `seconds`."""
+    extend(txn, seconds)
+    status, out, err = run(
+        [
+            "systemd-run",
+            "--quiet",
+            "--collect",
+            f"--unit=ddtree-guard-{txn.id}",
+            f"--on-active={_LOOK_S}s",
+            f"--timer-property=OnUnitInactiveSec={_LOOK_S}s",
+            "--timer-property=AccuracySec=100ms",
+            "--",
+            *_command(archive, txn),
+            "guard",
+        ],
+        30,
+    )
+    if status != 0:
+        raise AgentError(
+            "precondition",
+            "the guard timer could not be armed",
+            evidence=(err or out).strip(),
+            meaning="nothing was stopped",
+            next="systemctl list-timers, on the host; then type the same command again",
+        )
+
+
+def keep_armed(txn: Txn, archive: str, seconds: float) -> None:
+    """As `arm`, for whoever must go on whether or not it works."""
+    extend(txn, seconds)
+    if not armed(txn):
+        try:
+            arm(txn, archive, seconds)
+        except AgentError as error:
+            txn.say({"ev": "note", "text": f"{error.fields['what']}: {error.fields['evidence']}"})
+
+
+def armed(txn: Txn) -> bool:
+    """Whether the guard's timer waits or its look is under way."""
+    names = (f"ddtree-guard-{txn.id}.timer", f"ddtree-guard-{txn.id}.service")
+    return any(facts(name).get("ActiveState") in ("active", "activating") for name in names)
+
+
+def extend(txn: Txn, seconds: float) -> None:
+    """Progress was seen: the runner has `seconds` more (CLOCK_BOOTTIME, so that a suspended host loses none)."""
+    try:
+        write_json(os.path.join(txn.dir, "deadline"), {"boottime": _now() + seconds})
+    except OSError:
+        pass  # a full disk: the last deadline stands
+
+
+def overdue(txn: Txn) -> bool:
+    """Whether the runner is past its time."""
+    found = read_json(os.path.join(txn.dir, "deadline"))
+    return isinstance(found, dict) and _now() > float(found["boottime"])
 
 
 def at_work(txn: Txn) -> bool:
@@ -47,30 +113,10 @@ def at_work(txn: Txn) -> bool:
     return facts(runner_unit(txn.id)).get("ActiveState") in ("active", "activating", "deactivating")
 
 
-def arm(txn: Txn, archive: str, seconds: float) -> None:
-    """(Re)arm the timer: in `seconds` the guard takes over. Called again while progress shows."""
-    disarm(txn)
-    status, out, err = run(
-        [
-            "systemd-run",
-            "--quiet",
-            "--collect",
-            f"--unit=ddtree-guard-{txn.id}",
-            f"--on-active={seconds:.0f}s",
-            "--timer-property=AccuracySec=100ms",
-            "--",
-            *_command(archive, txn)[:-1],
-            "guard",
-        ],
-        30,
-    )
-    if status != 0:
-        raise AgentError("precondition", "the guard timer could not be armed", evidence=(err or out).strip())
-
-
 def kill_runner(txn: Txn) -> None:
     """SIGKILL the runner where it still lives; its ExecStopPost= is the guard as well, and the lock lets one act."""
-    ctl("kill", "--kill-whom=main", "--signal=SIGKILL", runner_unit(txn.id))
+    # --kill-who: the newer --kill-whom is unknown before systemd 252.
+    ctl("kill", "--kill-who=main", "--signal=SIGKILL", runner_unit(txn.id))
 
 
 def disarm(txn: Txn) -> None:
@@ -78,5 +124,9 @@ def disarm(txn: Txn) -> None:
     ctl("stop", f"ddtree-guard-{txn.id}.timer")
 
 
+def _now() -> float:
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
 def _command(archive: str, txn: Txn) -> List[str]:
-    return [sys.executable, "-I", archive, "--service", txn.layout.service, "--txn", txn.id, "run"]
+    return [sys.executable, "-I", archive, "--service", txn.layout.service, "--txn", txn.id]

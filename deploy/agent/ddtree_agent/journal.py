@@ -1,14 +1,16 @@
 """One transaction on disk: what was asked, where it is, what happened. State changes are compare-and-swap."""
 
+import errno
 import fcntl
 import json
 import os
+import shutil
 import time
 from contextlib import contextmanager
 from typing import Any, Dict, Iterator, List, Optional
 
 from .core import txn as table
-from .layout import Layout, read_json, write_json
+from .layout import Layout, overwrite, read_json, sync_dir, write_json
 from .wire import AgentError
 
 
@@ -23,19 +25,34 @@ class Txn:
 
     @classmethod
     def create(cls, layout: Layout, intent: Dict[str, Any]) -> "Txn":
-        """Begin a transaction: its intent is on disk before anything else happens."""
+        """Begin a transaction. It appears whole, with intent and state, or not at all."""
         txn = cls(layout, intent["txn"])
-        os.makedirs(txn.dir, mode=0o755, exist_ok=True)
-        write_json(os.path.join(txn.dir, "intent.json"), intent, mode=0o600)
-        write_json(txn._state_path, {"state": "PREPARED", "t": time.time(), "boot": boot_id()})
+        draft = os.path.join(layout.txns, f".new-{txn.id}")
+        os.makedirs(draft, mode=0o755, exist_ok=True)
+        try:
+            write_json(os.path.join(draft, "intent.json"), intent, mode=0o600)
+            write_json(
+                os.path.join(draft, "state"), {"state": "PREPARED", "t": time.time(), "boot": boot_id()}
+            )
+            os.rename(draft, txn.dir)
+        except BaseException:
+            shutil.rmtree(draft, ignore_errors=True)
+            raise
+        sync_dir(layout.txns)
         return txn
+
+    @property
+    def exists(self) -> bool:
+        return os.path.isfile(os.path.join(self.dir, "intent.json"))
 
     @property
     def intent(self) -> Dict[str, Any]:
         found = read_json(os.path.join(self.dir, "intent.json"))
         if not isinstance(found, dict):
             raise AgentError(
-                "usage", f"there is no transaction {self.id} of {self.layout.service} on this host"
+                "usage",
+                f"there is no rollout {self.id} of {self.layout.service} on this host",
+                next="ddtree-ops status",
             )
         return found
 
@@ -53,8 +70,9 @@ class Txn:
         return found if isinstance(found, dict) else {"state": "PREPARED"}
 
     @contextmanager
-    def _guarded(self) -> Iterator[None]:
-        fd = os.open(os.path.join(self.dir, "cas"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    def exclusive(self, name: str) -> Iterator[None]:
+        """Hold one of the transaction's own locks (flock(2)): `state` for a change, `confirm` for the confirm."""
+        fd = os.open(os.path.join(self.dir, f"{name}.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX)
             yield
@@ -64,18 +82,28 @@ class Txn:
     def to(self, new: str, **fields: Any) -> bool:
         """Move to a state, if the table allows it from where the transaction is now: the first writer wins.
 
-        Returns False where somebody else moved it first; nothing is written then.
+        Returns False where somebody else moved it first; nothing is written then. Raises OSError where the disk takes
+        no write at all.
         """
-        with self._guarded():
-            current = self.state
-            if not table.may(current, new):
+        with self.exclusive("state"):
+            if not table.may(self.state, new):
                 return False
-            write_json(self._state_path, {"state": new, "t": time.time(), "boot": boot_id(), **fields})
+            self._write({"state": new, "t": time.time(), "boot": boot_id(), **fields})
         self.say({"ev": "state", "state": new, **fields})
         return True
 
+    def _write(self, state: Dict[str, Any]) -> None:
+        try:
+            write_json(self._state_path, state)
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            # A full disk must not stop a rollback: the file that is there already has room for a state.
+            overwrite(self._state_path, (json.dumps(state) + "\n").encode())
+
     def ask_abort(self, who: str) -> None:
-        """Leave a note for the runner: the operator wants the confirmed release back."""
+        """Leave a note for the runner: the operator wants the confirmed release back. Raises AgentError(usage)."""
+        assert self.intent
         write_json(os.path.join(self.dir, "abort"), {"who": who})
 
     def abort_asked(self) -> Optional[str]:
@@ -84,10 +112,13 @@ class Txn:
         return f"{found['who']} ended the rollout" if isinstance(found, dict) else None
 
     def say(self, event: Dict[str, Any]) -> None:
-        """Append one event for whoever follows."""
+        """Append one event for whoever follows. A full disk loses the event, never the rollout."""
         line = json.dumps({"t": time.time(), **event}, sort_keys=True) + "\n"
-        with open(self.events_path, "ab") as file:
-            file.write(line.encode())
+        try:
+            with open(self.events_path, "ab") as file:
+                file.write(line.encode())
+        except OSError:
+            pass
 
 
 def open_txn(layout: Layout) -> Optional[Txn]:
@@ -100,12 +131,12 @@ def open_txn(layout: Layout) -> Optional[Txn]:
 
 
 def transactions(layout: Layout) -> List[str]:
-    """Ids, oldest first."""
+    """Ids, oldest first; what a crash left half made has none."""
     try:
         names = os.listdir(layout.txns)
     except FileNotFoundError:
         return []
-    return sorted(names)
+    return sorted(name for name in names if not name.startswith(".") and Txn(layout, name).exists)
 
 
 def boot_id() -> str:

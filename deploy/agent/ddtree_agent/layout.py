@@ -54,6 +54,10 @@ class Layout:
             raise AgentError("usage", f"{digest!r} is no release digest")
         return os.path.join(self.releases, digest)
 
+    def staged(self, txn_id: str) -> str:
+        """Where a push builds its release. Named by service too: each service sweeps only its own."""
+        return os.path.join(self.staging, f"{txn_id}.{self.service}")
+
     def txn(self, txn_id: str) -> str:
         """The directory of a transaction."""
         if not txn_id or not all(c in "0123456789abcdef-" for c in txn_id):
@@ -88,6 +92,15 @@ def write_atomic(path: str, data: bytes, mode: int = 0o644) -> None:
     sync_dir(folder)
 
 
+def overwrite(path: str, data: bytes) -> None:
+    """Replace a small file in place, in the blocks that it has: for a disk that has no others left."""
+    with open(path, "r+b") as file:
+        file.write(data)
+        file.truncate()
+        file.flush()
+        os.fsync(file.fileno())
+
+
 def write_json(path: str, value: Any, mode: int = 0o644) -> None:
     """write_atomic of a JSON document."""
     write_atomic(path, (json.dumps(value, sort_keys=True, indent=1) + "\n").encode(), mode)
@@ -108,7 +121,10 @@ def remove_file(path: str) -> bool:
     """Remove one of our files and make the removal durable; False where it was not there."""
     if not _unlink(path):
         return False
-    sync_dir(os.path.dirname(path))
+    try:
+        sync_dir(os.path.dirname(path))
+    except FileNotFoundError:
+        pass  # whoever removed the last file of the folder removed the folder as well
     return True
 
 
@@ -128,7 +144,8 @@ def append_history(layout: Layout, entry: Dict[str, Any]) -> None:
     """One line more in the host's history, on disk before we go on."""
     os.makedirs(layout.state, exist_ok=True)
     line = json.dumps({"schema_version": 1, "at": time.time(), **entry}, sort_keys=True) + "\n"
-    with open(layout.history, "ab") as file:
+    fd = os.open(layout.history, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    with os.fdopen(fd, "ab") as file:
         file.write(line.encode())
         file.flush()
         os.fsync(file.fileno())

@@ -29,9 +29,14 @@ def main(argv: List[str], stdin: Optional[BinaryIO] = None) -> int:
         if args.op == "run":
             rollout.run(Layout(args.service), args.txn, archive())
         elif args.op == "guard":
-            rollout.close(Layout(args.service), args.txn)
+            rollout.close(Layout(args.service), args.txn, archive())
         else:
-            request = read_request(stdin) if stdin else {"service": args.service, "txn": args.txn}
+            typed = {
+                "service": args.service,
+                "txn": args.txn,
+                "follow": True,
+            }  # by a person, on the host itself
+            request = read_request(stdin) if stdin else typed
             OPS[args.op](request, stdin or sys.stdin.buffer)
     except AgentError as error:
         emit({"ev": "result", "ok": False, "error": error.fields})
@@ -69,30 +74,37 @@ def _layout(request: Dict[str, Any]) -> Layout:
 def _push(request: Dict[str, Any], payload: BinaryIO) -> None:
     layout, manifest = _layout(request), request["manifest"]
     with locked(layout, f"push by {request['who']}"):
-        rollout.settle(layout)
+        rollout.settle(layout, installed(layout, request["agent"]))
         store.sweep_staging(layout)
-        installed(layout, request["agent"])
+        keep = outcome.keep(layout)
+        store.stage(layout, request["txn"], manifest, payload, keep)
         if request.get("secrets"):
-            _write_secrets(layout, request["secrets"])
-        store.stage(layout, request["txn"], manifest, payload)
+            write_secrets(layout, request["secrets"])
         report = smoke.smoke({**request["smoke"], "release": manifest["release"], "service": layout.service})
         if not report["ok"]:
-            store.retire(layout, manifest["release"], request["txn"], {"smoke": report})
+            store.retire(layout, manifest["release"], request["txn"], {"smoke": report}, keep)
             raise AgentError(
                 "precondition",
                 f"the new release does not pass the import smoke ({report['stage']})",
                 evidence=report["first_fatal"],
                 meaning="it would die at its start; the running service was not touched",
+                next="correct the patch series, or the environment that the line above names; then deploy again",
             )
     result(release=manifest["release"], smoke=report)
 
 
-def _write_secrets(layout: Layout, secrets: Dict[str, str]) -> None:
-    lines = [
-        name + '="' + value.replace("\\", "\\\\").replace('"', '\\"') + '"\n'
-        for name, value in secrets.items()
-    ]
-    write_atomic(layout.secrets, "".join(sorted(lines)).encode(), mode=0o600)
+def write_secrets(layout: Layout, new: Dict[str, str]) -> None:
+    """Add to the 0600 file that units read their keys from. Names that are there stay: the confirmed release, the
+    one before it and other services of this host may refer to them."""
+    lines: Dict[str, str] = {}
+    try:
+        with open(layout.secrets, encoding="utf-8") as file:
+            lines = {line.split("=", 1)[0]: line for line in file}
+    except FileNotFoundError:
+        pass
+    for name, value in new.items():
+        lines[name] = name + '="' + value.replace("\\", "\\\\").replace('"', '\\"') + '"\n'
+    write_atomic(layout.secrets, "".join(lines[name] for name in sorted(lines)).encode(), mode=0o600)
 
 
 def _begin(request: Dict[str, Any], _: BinaryIO) -> None:
@@ -101,16 +113,23 @@ def _begin(request: Dict[str, Any], _: BinaryIO) -> None:
     result(txn=txn.id)
 
 
+def _current(request: Dict[str, Any]) -> Layout:
+    """The layout, with a reboot written down that ended a rollout: nobody may act on what is no more."""
+    layout = _layout(request)
+    rollout.note_reboot(layout)
+    return layout
+
+
 def _follow(request: Dict[str, Any], _: BinaryIO) -> None:
-    following.follow(Txn(_layout(request), request["txn"]), int(request.get("skip", 0)))
+    following.follow(Txn(_current(request), request["txn"]), int(request.get("skip", 0)))
 
 
 def _confirm(request: Dict[str, Any], _: BinaryIO) -> None:
-    result(outcome=outcome.confirm(Txn(_layout(request), request["txn"]), request["nonce"]))
+    result(outcome=outcome.confirm(Txn(_current(request), request["txn"]), request["nonce"]))
 
 
 def _abort(request: Dict[str, Any], _: BinaryIO) -> None:
-    layout = _layout(request)
+    layout = _current(request)
     txn = Txn(layout, request["txn"]) if request.get("txn") else open_txn(layout)
     if txn is not None:
         txn.ask_abort(request.get("who", "someone"))
@@ -119,18 +138,21 @@ def _abort(request: Dict[str, Any], _: BinaryIO) -> None:
 
 def _rollback(request: Dict[str, Any], _: BinaryIO) -> None:
     layout = _layout(request)
-    result(**undo.rollback(layout, request, installed(layout, request["agent"])))
+    agent = installed(layout, request["agent"]) if "agent" in request else archive()
+    begun = undo.rollback(layout, request, agent)
+    if request.get("follow") and "txn" in begun:
+        following.follow(Txn(layout, begun["txn"]))
+    else:
+        result(**begun)
 
 
 def _status(request: Dict[str, Any], _: BinaryIO) -> None:
-    layout = _layout(request)
-    rollout.note_reboot(layout)
+    layout = _current(request)
     result(status=status.status(layout))
 
 
 def _history(request: Dict[str, Any], _: BinaryIO) -> None:
-    layout = _layout(request)
-    rollout.note_reboot(layout)
+    layout = _current(request)
     result(history=status.history(layout, int(request.get("limit", 20))))
 
 
@@ -142,7 +164,8 @@ def _adopt(request: Dict[str, Any], _: BinaryIO) -> None:
     layout = _layout(request)
     with locked(layout, "adopt"):
         if not os.path.exists(layout.confirmed):
-            paths.write_json(layout.confirmed, {"schema_version": 1, "release": paths.BASELINE, "undo": None})
+            record = {"schema_version": 1, "release": paths.BASELINE, "undo": None}
+            paths.write_json(layout.confirmed, {**record, "baseline": request.get("facts", {}).get("unit")})
     result(confirmed=outcome.confirmed(layout))
 
 

@@ -23,7 +23,12 @@ class HostState(NamedTuple):
 
 def look(paths: Sequence[str] = ("/", "/dev/shm", "/var/lib")) -> HostState:
     """The host as it is now. Never raises: what cannot be read is absent."""
-    free = {path: shutil.disk_usage(path).free for path in paths if os.path.exists(path)}
+    free = {}
+    for path in paths:
+        try:
+            free[path] = shutil.disk_usage(path).free
+        except OSError:
+            continue
     return HostState(_gpus(), tuple(sorted(glob.glob(_NODES))), _xids(), free)
 
 

@@ -5,6 +5,7 @@ import re
 import socket
 from typing import Dict, Iterable, List, NamedTuple, Set, Tuple
 
+from . import sockets
 from .service import pids as cgroup_pids
 
 _HZ = os.sysconf("SC_CLK_TCK")
@@ -51,11 +52,11 @@ def usage(pids: Iterable[int]) -> Usage:
 
 def owner(port: int, ours: Iterable[int], host: str = "127.0.0.1") -> Tuple[str, str]:
     """Who answers on TCP `host`:`port`: ("ours", ""), ("other", "pid 12 (nc -l)") or ("none", "")."""
-    listening = _listeners(port)
+    listening = sockets.listening(port)
     if not listening:
         return "none", ""
     for pid in ours:
-        if _sockets(pid) & set(listening):
+        if sockets.held_by(pid) & set(listening):
             return "ours", ""
     foreign = {inode for inode, address in listening.items() if _covers(address, host)}
     return ("other", _holder(foreign)) if foreign else ("none", "")
@@ -94,22 +95,6 @@ def _io(pid: int) -> int:
     return int(pairs.get("read_bytes", 0)) + int(pairs.get("write_bytes", 0))
 
 
-def _listeners(port: int) -> Dict[str, str]:
-    """Inode -> local address (hexadecimal, as the kernel prints it) of the sockets that listen on `port`."""
-    found: Dict[str, str] = {}
-    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
-        try:
-            with open(table) as file:
-                rows = [line.split() for line in file][1:]
-        except OSError:
-            continue
-        for row in rows:
-            address, _, number = row[1].rpartition(":")
-            if row[3] == "0A" and int(number, 16) == port:
-                found[row[9]] = address
-    return found
-
-
 def _covers(address: str, host: str) -> bool:
     if address in (_WILD4, _WILD6):
         return True
@@ -120,29 +105,8 @@ def _covers(address: str, host: str) -> bool:
     return address.replace(_MAPPED, "", 1) == packed[::-1].hex().upper()
 
 
-def _sockets(pid: int) -> Set[str]:
-    found: Set[str] = set()
-    try:
-        for fd in os.listdir(f"/proc/{pid}/fd"):
-            target = os.readlink(f"/proc/{pid}/fd/{fd}")
-            if target.startswith("socket:["):
-                found.add(target[8:-1])
-    except OSError:
-        pass  # it ended, or closed that one: what was read so far stands
-    return found
-
-
 def _holder(inodes: Set[str]) -> str:
     for entry in filter(str.isdigit, os.listdir("/proc")):
-        if _sockets(int(entry)) & inodes:
-            return f"pid {entry} ({_cmdline(int(entry))})"
+        if sockets.held_by(int(entry)) & inodes:
+            return f"pid {entry} ({sockets.command(int(entry))})"
     return "a process of another namespace"
-
-
-def _cmdline(pid: int) -> str:
-    try:
-        with open(f"/proc/{pid}/cmdline", "rb") as file:
-            words = file.read().split(b"\0")[:3]
-    except OSError:
-        return "?"
-    return b" ".join(words).decode("utf-8", "replace").strip() or "?"

@@ -5,6 +5,8 @@ import time
 from typing import Any, Dict, Optional
 
 from . import guard, service, store
+from .core.signatures import clean
+from .core.txn import TOUCHED
 from .journal import Txn
 from .layout import BASELINE, Layout, append_history, read_json, write_json
 from .watching import Watching
@@ -12,6 +14,8 @@ from .wire import AgentError
 
 #: A restored service must answer; what mode it runs in is its own affair.
 HEALTHY: Dict[str, Any] = {"state": {}}
+_RESTORE_SLACK_S = 120.0
+Failure = Dict[str, Any]
 
 
 def confirmed(layout: Layout) -> Dict[str, Any]:
@@ -20,76 +24,100 @@ def confirmed(layout: Layout) -> Dict[str, Any]:
     return found if isinstance(found, dict) else {"release": BASELINE, "undo": None}
 
 
+def keep(layout: Layout) -> "tuple[str, ...]":
+    """Releases that nothing may remove: the confirmed one and the one before it."""
+    now = confirmed(layout)
+    return tuple(str(now[key]) for key in ("release", "undo") if now.get(key))
+
+
 def set_confirmed(layout: Layout, release: str, undo: Optional[str], txn_id: str) -> None:
     """Record the confirmed release: first what boots (the drop-in in /etc), then our own note of it."""
-    text = None if release == BASELINE else store.dropin_text(store.manifest_of(layout, release))
-    service.put_kept(layout, text)
-    write_json(layout.confirmed, {"schema_version": 1, "release": release, "undo": undo, "txn": txn_id})
+    before = confirmed(layout)
+    service.put_kept(layout, _kept_text(layout, release))
+    record = {**before, "schema_version": 1, "release": release, "undo": undo, "txn": txn_id}
+    record.pop("abandoned", None)
+    if undo is None and before["release"] != release:
+        record["abandoned"] = before["release"]
+    write_json(layout.confirmed, record)
 
 
 def confirm(txn: Txn, nonce: str) -> Dict[str, Any]:
     """Compare-and-swap on the transaction's nonce; a second confirm of the same transaction answers the same."""
-    intent = txn.intent
-    if nonce != intent["nonce"]:
+    if nonce != txn.intent["nonce"]:
         raise AgentError(
-            "precondition", f"the nonce is not that of transaction {txn.id}", meaning="nothing changed"
+            "precondition",
+            f"the nonce is not that of rollout {txn.id}",
+            meaning="nothing changed",
+            next="ddtree-ops status",
         )
-    if txn.state != "CONFIRMED" and not txn.to("CONFIRMING"):
+    if txn.state not in ("CONFIRMING", "CONFIRMED") and not txn.to("CONFIRMING"):
         raise AgentError(
             "rolled-back",
-            f"transaction {txn.id} cannot be confirmed any more: it is {txn.state}",
+            f"rollout {txn.id} cannot be confirmed any more: it is {txn.state}",
             next="ddtree-ops history",
         )
-    if txn.state == "CONFIRMING":
-        finish_confirm(txn)
+    finish_confirm(txn)
     return outcome(txn) or {}
 
 
 def finish_confirm(txn: Txn) -> None:
-    """Carry a begun confirm through; safe to repeat after a crash at any of its writes."""
+    """Carry a begun confirm through; safe to repeat after a crash at any of its writes, and from two processes."""
     layout, intent = txn.layout, txn.intent
-    before = confirmed(layout)
-    undo = before["undo"] if before["release"] == intent["release"] else before["release"]
-    set_confirmed(layout, intent["release"], undo, txn.id)
-    service.drop_trial(layout)
-    service.reload()
-    _record(txn, {"outcome": "confirmed", "serving": intent["release"]})
-    txn.to("CONFIRMED")
+    with txn.exclusive("confirm"):
+        if txn.state == "CONFIRMED":
+            return
+        before = confirmed(layout)
+        if before.get("txn") != txn.id:
+            undo = before["undo"] if before["release"] == intent["release"] else before["release"]
+            set_confirmed(layout, intent["release"], undo, txn.id)
+        service.drop_trial(layout)
+        service.reload()
+        _record(txn, {"outcome": "confirmed", "serving": intent["release"]})
+        txn.to("CONFIRMED")
     guard.disarm(txn)
 
 
-def restore(txn: Txn, failure: Dict[str, Any]) -> None:
-    """Back to the confirmed release, and never stop trying it.
-
-    The caller holds the lock. `failure` says why, as the watch's verdict does.
-    """
-    intent = txn.intent
-    # A runner that was killed while rolling back left this state: its guard goes on from there.
-    if txn.state != "ROLLING_BACK" and not txn.to("ROLLING_BACK", reason=failure.get("reason")):
+def restore(txn: Txn, failure: Failure, archive: str) -> None:
+    """Back to the confirmed release, and never stop trying it. `failure` says why; the caller holds the lock."""
+    untouched = txn.state not in TOUCHED
+    if not _claim(txn, failure):
+        return
+    if untouched:
+        rolled_back(txn, failure, touched=False)
         return
     begun, pause = time.monotonic(), 2.0
     while True:
-        problem = _restore_once(txn, intent)
+        guard.keep_armed(txn, archive, _patience(txn))
+        if service.shutting_down():
+            # Nothing can be started any more; without the trial the host boots into the confirmed release.
+            service.drop_trial(txn.layout)
+            return
+        problem = _restore_once(txn)
         if problem is None:
             break
-        txn.to("ROLLBACK_FAILED", reason=problem.get("reason"))
-        write_json(os.path.join(txn.dir, "failed-rollback"), {"failure": failure, "problem": problem})
+        _remember(txn, failure, problem)
         txn.say({"ev": "note", "text": f"the old service did not come back; trying again in {pause:g} s"})
         time.sleep(pause)
         pause = min(pause * 2, 60.0)
-        txn.to("ROLLING_BACK", reason="trying the confirmed release again")
     rolled_back(txn, failure, rollback_s=round(time.monotonic() - begun, 2))
 
 
-def rolled_back(txn: Txn, failure: Dict[str, Any], **seconds: Any) -> None:
-    """Record a rollback that has happened (by us, or by a reboot that forgot /run) and keep the evidence."""
-    if txn.state != "ROLLING_BACK":
-        txn.to("ROLLING_BACK", reason=failure.get("reason"))
-    serving = confirmed(txn.layout)["release"]
-    _record(txn, {"outcome": "rolled-back", "serving": serving, "failure": failure, **seconds})
-    _keep_evidence(txn, txn.intent, failure)
+def rolled_back(txn: Txn, failure: Failure, **measured: Any) -> None:
+    """Record a rollback that has happened (by us, or by a reboot that forgot /run); the evidence comes last."""
+    if txn.state not in ("ROLLING_BACK", "CONFIRMING"):
+        _claim(txn, failure)
+    serving = confirmed(txn.layout)["release"] if txn.intent["was_active"] else None
+    fields = {"outcome": "rolled-back", "serving": serving, "failure": failure, **measured}
+    try:
+        _record(txn, fields)
+    except OSError as error:
+        txn.say({"ev": "note", "text": f"the history could not be written: {error.strerror}"})
     txn.to("ROLLED_BACK")
     guard.disarm(txn)
+    try:
+        _keep_evidence(txn, failure)
+    except OSError:
+        pass  # no room for evidence is no reason to touch a service that serves
 
 
 def outcome(txn: Txn) -> Optional[Dict[str, Any]]:
@@ -98,9 +126,18 @@ def outcome(txn: Txn) -> Optional[Dict[str, Any]]:
     return found if isinstance(found, dict) else None
 
 
+def failed_rollback(txn: Txn) -> Optional[Dict[str, Any]]:
+    """Why the old service did not come back at the last try; None where it was not tried in vain."""
+    found = read_json(os.path.join(txn.dir, "failed-rollback"))
+    return found if isinstance(found, dict) else None
+
+
 def stopwatch(txn: Txn, **fields: Any) -> None:
     """Keep a measurement (seconds by phase, downtime) with the transaction."""
-    write_json(os.path.join(txn.dir, "measures.json"), {**measures(txn), **fields})
+    try:
+        write_json(os.path.join(txn.dir, "measures.json"), {**measures(txn), **fields})
+    except OSError:
+        pass  # a measurement is not worth a rollout
 
 
 def measures(txn: Txn) -> Dict[str, Any]:
@@ -109,11 +146,45 @@ def measures(txn: Txn) -> Dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _restore_once(txn: Txn, intent: Dict[str, Any]) -> Optional[Dict[str, Any]]:
-    layout = txn.layout
+def failure_of(txn: Txn, reason: str, hint: str, line: Optional[str] = None) -> Failure:
+    """A failure in the shape of the watch's verdicts, for what the watch does not judge."""
+    shown = clean(line) if line else None
+    return {
+        "verdict": "FAIL",
+        "reason": reason,
+        "phase": txn.state,
+        "line": shown,
+        "context": [],
+        "hint": hint,
+    }
+
+
+def _claim(txn: Txn, failure: Failure) -> bool:
+    """Become the one who rolls back. A runner that was killed while rolling back left the state for its guard."""
+    if txn.state == "ROLLING_BACK":
+        return True
     try:
-        service.drop_trial(layout)
+        return txn.to("ROLLING_BACK", reason=failure.get("reason"))
+    except OSError:
+        # No write at all goes through (a read-only disk): a confirm cannot either, and the service comes first.
+        return txn.state not in ("CONFIRMING", "CONFIRMED", "ROLLED_BACK")
+
+
+def _patience(txn: Txn) -> float:
+    timeouts = txn.intent["timeouts"]
+    return float(timeouts["stop"] + timeouts["cap"] + _RESTORE_SLACK_S)
+
+
+def _restore_once(txn: Txn) -> Optional[Failure]:
+    layout, intent = txn.layout, txn.intent
+    try:
+        trial = service.drop_trial(layout)
+        record = confirmed(layout)["release"]
+        if service.kept_release(layout) != record:
+            service.put_kept(layout, _kept_text(layout, record))
         service.reload()
+        if not trial and _serves_already(txn, record):
+            return None
         stopped = service.stop(layout.service, intent["timeouts"]["stop"])
         txn.say({"ev": "note", "text": f"stopped in {stopped['seconds']} s"})
         if not intent["was_active"]:
@@ -125,23 +196,42 @@ def _restore_once(txn: Txn, intent: Dict[str, Any]) -> Optional[Dict[str, Any]]:
             service.start(layout.service)
             return watching.verdict()
     except AgentError as error:
-        return {"reason": "restart", "line": error.fields["evidence"], "hint": error.fields["what"]}
+        return failure_of(txn, "restart", error.fields["what"], error.fields["evidence"])
+    except Exception as error:  # whatever it is, the service comes first and is tried again
+        return failure_of(txn, "restart", f"{type(error).__name__}: {error}")
 
 
-def _keep_evidence(txn: Txn, intent: Dict[str, Any], failure: Dict[str, Any]) -> None:
-    layout, digest, now = txn.layout, intent["release"], confirmed(txn.layout)
-    if digest in (now["release"], now["undo"], BASELINE) or not os.path.isdir(layout.release(digest)):
-        return
-    store.retire(layout, digest, txn.id, {"txn": txn.id, "failure": failure})
+def _serves_already(txn: Txn, release: str) -> bool:
+    """A second try must not stop what the first one, or systemd, has brought back."""
+    unit, intent = txn.layout.service, txn.intent
+    running = service.running_release(unit) or BASELINE
+    return running == release and service.answers(unit, intent["port"], intent.get("address", "127.0.0.1"))
+
+
+def _remember(txn: Txn, failure: Failure, problem: Failure) -> None:
+    try:
+        write_json(os.path.join(txn.dir, "failed-rollback"), {"failure": failure, "problem": problem})
+        txn.to("ROLLBACK_FAILED", reason=problem.get("reason"))
+        txn.to("ROLLING_BACK", reason="trying the confirmed release again")
+    except OSError:
+        pass
+
+
+def _keep_evidence(txn: Txn, failure: Failure) -> None:
+    if txn.intent["release"] != BASELINE:
+        report = {"txn": txn.id, "failure": failure}
+        store.retire(txn.layout, txn.intent["release"], txn.id, report, keep(txn.layout))
+
+
+def _kept_text(layout: Layout, release: str) -> Optional[str]:
+    return None if release == BASELINE else store.dropin_text(store.manifest_of(layout, release))
 
 
 def _record(txn: Txn, fields: Dict[str, Any]) -> None:
+    if outcome(txn) is not None:
+        return
     intent = txn.intent
-    whole = {
-        **{key: intent.get(key) for key in ("txn", "kind", "release", "mode", "from", "who", "why")},
-        **measures(txn),
-        **fields,
-    }
-    if outcome(txn) is None:
-        write_json(os.path.join(txn.dir, "outcome.json"), whole)
-        append_history(txn.layout, whole)
+    asked = {key: intent.get(key) for key in ("txn", "kind", "release", "mode", "from", "who", "why")}
+    whole = {**asked, **measures(txn), **fields}
+    write_json(os.path.join(txn.dir, "outcome.json"), whole, mode=0o600)
+    append_history(txn.layout, whole)

@@ -4,7 +4,7 @@ import os
 import re
 from typing import Any, Dict, List, Optional
 
-from . import systemd, unitenv
+from . import sockets, systemd, unitenv
 from .layout import KEPT, TRIAL, Layout, holder, read_json
 from .store import file_digest
 
@@ -130,46 +130,24 @@ def listeners(port: int, cgroup: str) -> Dict[str, Any]:
 
     unknown: listening sockets without a process that we can see.
     """
-    inodes = _listening(port)
+    inodes = set(sockets.listening(port))
     owners: List[Dict[str, Any]] = []
     seen = set()
     for pid in (int(name) for name in os.listdir("/proc") if name.isdigit()):
-        held = _sockets(pid) & inodes
+        held = sockets.held_by(pid) & inodes
         if held:
             seen |= held
             own = _cgroup(pid)
             inside = bool(cgroup) and any(p == cgroup or p.endswith(cgroup) or cgroup + "/" in p for p in own)
-            owners.append({"pid": pid, "command": _command(pid), "cgroup": (own or [""])[0], "ours": inside})
+            owners.append(
+                {
+                    "pid": pid,
+                    "command": sockets.command(pid)[:120],
+                    "cgroup": (own or [""])[0],
+                    "ours": inside,
+                }
+            )
     return {"port": port, "owners": owners, "unknown": len(inodes - seen)}
-
-
-def _listening(port: int) -> "set[str]":
-    inodes = set()
-    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
-        try:
-            with open(table, encoding="ascii") as file:
-                rows = [line.split() for line in file][1:]
-        except OSError:
-            continue
-        # proc(5): local address:port in hex, state 0A is LISTEN, the tenth column the inode
-        inodes |= {row[9] for row in rows if row[3] == "0A" and int(row[1].rsplit(":", 1)[1], 16) == port}
-    return inodes
-
-
-def _sockets(pid: int) -> "set[str]":
-    found: "set[str]" = set()
-    try:
-        names = os.listdir(f"/proc/{pid}/fd")
-    except OSError:
-        return found  # gone meanwhile, or not ours to read
-    for fd in names:
-        try:
-            target = os.readlink(f"/proc/{pid}/fd/{fd}")
-        except OSError:
-            continue  # closed meanwhile; the others still count
-        if target.startswith("socket:["):
-            found.add(target[8:-1])
-    return found
 
 
 def _cgroup(pid: int) -> List[str]:
@@ -178,16 +156,6 @@ def _cgroup(pid: int) -> List[str]:
             return [line.rstrip("\n").split(":", 2)[2] for line in file]
     except OSError:
         return []
-
-
-def _command(pid: int) -> str:
-    """Program and at most two words: arguments may hold keys."""
-    try:
-        with open(f"/proc/{pid}/cmdline", "rb") as file:
-            words = file.read().split(b"\0")[:3]
-    except OSError:
-        return "?"
-    return b" ".join(words).decode("utf-8", "replace").strip()[:120]
 
 
 def _sets(path: str) -> Dict[str, Any]:

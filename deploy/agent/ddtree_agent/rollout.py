@@ -5,14 +5,16 @@ import time
 from typing import Any, Dict, Optional
 
 from . import capacity, guard, observe_env, service, store
+from .core.txn import FORWARD, is_open
 from .journal import Txn, open_txn
 from .layout import Layout, locked
 from .outcome import (
     HEALTHY,
+    Failure,
     confirmed,
+    failure_of,
     finish_confirm,
     measures,
-    outcome,
     restore,
     rolled_back,
     set_confirmed,
@@ -21,8 +23,8 @@ from .outcome import (
 from .watching import Stopped, Watching
 from .wire import AgentError
 
-#: A phase may take its cap; the guard waits this much longer before it takes over.
-_GUARD_SLACK_S = 120.0
+#: A phase may take its cap, a stop its limit; the guard waits this much longer before it takes over.
+_SLACK_S = 120.0
 
 
 def run(layout: Layout, txn_id: str, archive: str) -> None:
@@ -32,62 +34,125 @@ def run(layout: Layout, txn_id: str, archive: str) -> None:
     with locked(layout, f"{intent['kind']} {txn_id} by {intent['who']}", wait_s=15):
         failure = _attempt(txn, intent, archive)
         if failure is not None:
-            restore(txn, failure)
+            restore(txn, failure, archive)
 
 
-def close(layout: Layout, txn_id: str) -> None:
+def close(layout: Layout, txn_id: str, archive: str) -> None:
     """What the guard does: finish a begun confirm, else bring the confirmed release back."""
     txn = Txn(layout, txn_id)
-    if outcome(txn) is not None and txn.state in ("CONFIRMED", "ROLLED_BACK"):
+    if not is_open(txn.state):
+        guard.disarm(txn)
         return
-    # The runner overran its time or is dead already; either way it must not act beside us.
-    guard.kill_runner(txn)
+    # systemd sets this for an ExecStopPost=: the runner has ended, whatever its unit's state says.
+    if "SERVICE_RESULT" not in os.environ:
+        if guard.at_work(txn) and not guard.overdue(txn):
+            return
+        guard.kill_runner(txn)
     with locked(layout, f"guard of {txn_id}", wait_s=20):
-        if txn.state == "CONFIRMING":
-            finish_confirm(txn)
-        elif txn.state not in ("CONFIRMED", "ROLLED_BACK"):
-            restore(txn, _failure(txn, "guard", "the runner of this rollout ended or overran its time"))
+        _finish(txn, archive, "the runner of this rollout ended or overran its time")
 
 
-def settle(layout: Layout) -> None:
-    """Close what a reboot or a dead runner left open. The caller holds the lock.
+def settle(layout: Layout, archive: str) -> None:
+    """Close what a reboot left open. The caller holds the lock.
 
-    Raises AgentError(locked) where the runner lives and only has not taken the lock yet.
+    Raises AgentError(locked) where a rollout is on its way, or where its guard brings the old service back.
     """
     txn = open_txn(layout)
     if txn is None:
         return
-    if guard.at_work(txn):
-        raise AgentError(
-            "locked",
-            f"rollout {txn.id} by {txn.intent['who']} is on its way ({txn.state})",
-            meaning="two operators at once: the other one is not disturbed",
-            next="ddtree-ops status, then type the same command again when it has ended",
-        )
-    if txn.state == "CONFIRMING":
+    if txn.rebooted and not os.path.exists(layout.trial):
+        _close_by_reboot(txn)
+        return
+    if not guard.at_work(txn) and not guard.armed(txn):
+        guard.arm(txn, archive, 0)
+    raise AgentError(
+        "locked",
+        f"rollout {txn.id} by {txn.intent['who']} is not ended yet ({txn.state})",
+        meaning="its runner or its guard is at work; it is not disturbed",
+        next="ddtree-ops status, then type the same command again when it has ended",
+    )
+
+
+def note_reboot(layout: Layout) -> None:
+    """Write down that a reboot ended a rollout, where it did. Any call may: nothing of the service is touched."""
+    txn = open_txn(layout)
+    if txn is None or not txn.rebooted or os.path.exists(layout.trial):
+        return
+    try:
+        with locked(layout, "the record of a reboot"):
+            _close_by_reboot(txn)
+    except AgentError:
+        pass  # somebody else is writing it down right now
+
+
+def begin(layout: Layout, request: Dict[str, Any], archive: str) -> Txn:
+    """Create a transaction and hand it to its runner. Raises AgentError where a precondition moved."""
+    with locked(layout, f"{request['kind']} by {request['who']}"):
+        settle(layout, archive)
+        now = confirmed(layout)["release"]
+        if now != request["from"]:
+            raise AgentError(
+                "precondition",
+                f"the confirmed release of {layout.service} is {now}, not {request['from']} as planned",
+                meaning="somebody else changed this host after the plan",
+                next="ddtree-ops status",
+            )
+        _unmoved(request.get("unit_files", {}))
+        active = service.facts(layout.service).get("ActiveState") in ("active", "activating", "reloading")
+        txn = Txn.create(layout, {**request, "was_active": active or request["kind"] == "undo"})
+        try:
+            _step(txn, "STAGED")
+            # Inside the lock: whoever comes next sees either the lock or the living runner.
+            guard.launch(txn, archive)
+        except AgentError as error:
+            rolled_back(txn, failure_of(txn, "step", error.fields["what"]), touched=False)
+            raise
+    return txn
+
+
+def _finish(txn: Txn, archive: str, why: str) -> None:
+    if txn.rebooted and not os.path.exists(txn.layout.trial):
+        _close_by_reboot(txn)
+    elif txn.state == "CONFIRMING":
         finish_confirm(txn)
-    elif txn.rebooted and not os.path.exists(layout.trial):
-        # /run is gone: the boot itself was the rollback, only the record is missing.
-        rolled_back(txn, _failure(txn, "reboot", "the host rebooted during the trial"))
-    else:
-        restore(txn, _failure(txn, "guard", "the runner of this rollout is gone"))
+    elif is_open(txn.state):
+        restore(txn, failure_of(txn, "guard", why), archive)
 
 
-def _attempt(txn: Txn, intent: Dict[str, Any], archive: str) -> Optional[Dict[str, Any]]:
+def _close_by_reboot(txn: Txn) -> None:
+    """/run is gone, so the boot itself decided: only the record is missing."""
+    layout, release = txn.layout, txn.intent["release"]
+    if not is_open(txn.state):
+        return
+    begun = txn.state == "CONFIRMING" or (txn.intent["kind"] == "undo" and txn.state in FORWARD)
+    if begun and service.kept_release(layout) == release:
+        # The drop-in in /etc was changed already: what boots is what was being confirmed.
+        for state in FORWARD[FORWARD.index(txn.state) + 1 : FORWARD.index("CONFIRMED")]:
+            txn.to(state)
+        finish_confirm(txn)
+        return
+    rolled_back(txn, failure_of(txn, "reboot", "the host rebooted during the trial"))
+
+
+def _attempt(txn: Txn, intent: Dict[str, Any], archive: str) -> Optional[Failure]:
     try:
         return (_deploy if intent["kind"] == "deploy" else _undo)(txn, intent, archive)
     except AgentError as error:
-        return _failure(txn, "step", error.fields["what"], error.fields["evidence"])
+        return failure_of(txn, "step", error.fields["what"], error.fields["evidence"])
     except Stopped as stopped:
-        return _failure(txn, "aborted", str(stopped))
+        return failure_of(txn, "aborted", str(stopped))
+    except Exception as error:  # a full disk, a missing program: the service must come back whatever it is
+        return failure_of(txn, "step", f"{type(error).__name__}: {error}")
 
 
-def _deploy(txn: Txn, intent: Dict[str, Any], archive: str) -> Optional[Dict[str, Any]]:
+def _deploy(txn: Txn, intent: Dict[str, Any], archive: str) -> Optional[Failure]:
     layout = txn.layout
     manifest = store.manifest_of(layout, intent["release"])
     store.verify(layout, intent["release"])
     _arm(txn, intent, archive)
-    least = capacity.bounds(intent["port"], service.headers(layout.service))
+    least = capacity.bounds(
+        intent["port"], intent.get("address", "127.0.0.1"), service.headers(layout.service)
+    )
     host = observe_env.look()
     _stop(txn, intent)
     text = store.dropin_text(manifest)
@@ -101,11 +166,12 @@ def _deploy(txn: Txn, intent: Dict[str, Any], archive: str) -> Optional[Dict[str
             return failure
         _step(txn, "READY")
         _prove_origin(layout, manifest)
+        guard.extend(txn, intent["timeouts"]["confirm"] + _SLACK_S)
         _step(txn, "GATED", deadline_s=intent["timeouts"]["confirm"])
         return _await_confirm(txn, intent, watching)
 
 
-def _undo(txn: Txn, intent: Dict[str, Any], archive: str) -> Optional[Dict[str, Any]]:
+def _undo(txn: Txn, intent: Dict[str, Any], archive: str) -> Optional[Failure]:
     layout, target = txn.layout, intent["release"]
     if target != "baseline":
         store.verify(layout, target)
@@ -127,19 +193,19 @@ def _undo(txn: Txn, intent: Dict[str, Any], archive: str) -> Optional[Dict[str, 
 
 
 def _arm(txn: Txn, intent: Dict[str, Any], archive: str) -> None:
-    guard.arm(txn, archive, intent["timeouts"]["stop"] + intent["timeouts"]["cap"] + _GUARD_SLACK_S)
+    guard.arm(txn, archive, intent["timeouts"]["stop"] + _SLACK_S)
     _step(txn, "ARMED")
-    _step(txn, "DRAINED")
 
 
 def _stop(txn: Txn, intent: Dict[str, Any]) -> None:
+    _step(txn, "DRAINED")
     begun = time.time()
     stopped = service.stop(txn.layout.service, intent["timeouts"]["stop"])
     stopwatch(txn, stop=stopped, down_since=begun)
     _step(txn, "STOPPED", **stopped)
 
 
-def _start(txn: Txn, watching: Watching) -> Optional[Dict[str, Any]]:
+def _start(txn: Txn, watching: Watching) -> Optional[Failure]:
     service.start(txn.layout.service)
     _step(txn, "STARTING")
     failure = watching.verdict()
@@ -161,7 +227,7 @@ def _prove_origin(layout: Layout, manifest: Dict[str, Any]) -> None:
         )
 
 
-def _await_confirm(txn: Txn, intent: Dict[str, Any], watching: Watching) -> Optional[Dict[str, Any]]:
+def _await_confirm(txn: Txn, intent: Dict[str, Any], watching: Watching) -> Optional[Failure]:
     until = time.monotonic() + intent["timeouts"]["confirm"]
     while time.monotonic() < until:
         if txn.state != "GATED":
@@ -169,53 +235,12 @@ def _await_confirm(txn: Txn, intent: Dict[str, Any], watching: Watching) -> Opti
         failure = watching.hold()
         if failure is not None and txn.state == "GATED":
             return failure
-    return _failure(txn, "unconfirmed", "no confirm came within the deadline: the operator's line was cut")
+    return failure_of(txn, "unconfirmed", "no confirm came within the deadline: the operator's line was cut")
 
 
 def _step(txn: Txn, state: str, **fields: Any) -> None:
     if not txn.to(state, **fields):
         raise AgentError("rolled-back", f"the rollout cannot go on to {state}: it is {txn.state}")
-
-
-def _failure(txn: Txn, reason: str, hint: str, line: Optional[str] = None) -> Dict[str, Any]:
-    return {
-        "verdict": "FAIL",
-        "reason": reason,
-        "phase": txn.state,
-        "line": line,
-        "context": [],
-        "hint": hint,
-    }
-
-
-def begin(layout: Layout, request: Dict[str, Any], archive: str) -> Txn:
-    """Create a transaction and hand it to its runner. Raises AgentError where a precondition moved."""
-    with locked(layout, f"{request['kind']} by {request['who']}"):
-        settle(layout)
-        now = confirmed(layout)["release"]
-        if now != request["from"]:
-            raise AgentError(
-                "precondition",
-                f"the confirmed release of {layout.service} is {now}, not {request['from']} as planned",
-                meaning="somebody else changed this host after the plan",
-                next="ddtree-ops status",
-            )
-        _unmoved(request.get("unit_files", {}))
-        active = service.facts(layout.service).get("ActiveState") in ("active", "activating", "reloading")
-        txn = Txn.create(layout, {**request, "was_active": active or request["kind"] == "undo"})
-        _step(txn, "STAGED")
-        # Inside the lock: whoever comes next sees either the lock or the living runner.
-        guard.launch(txn, archive)
-    return txn
-
-
-def note_reboot(layout: Layout) -> None:
-    """Write down that a reboot ended a rollout, where it did. Any call may: nothing of the service is touched."""
-    txn = open_txn(layout)
-    if txn is None or not txn.rebooted or os.path.exists(layout.trial) or txn.state == "CONFIRMING":
-        return
-    with locked(layout, "the record of a reboot"):
-        settle(layout)
 
 
 def _unmoved(files: Dict[str, str]) -> None:

@@ -1,15 +1,19 @@
 """The unit under our care: stop within a bound, switch the drop-in, start, read back what is in force."""
 
+import http.client
 import os
 import re
-import signal
 import time
-from typing import Any, Dict, List, Optional, Tuple
+import urllib.request
+from typing import Any, Dict, List, Optional
 
-from .layout import Layout, remove_file, write_atomic
-from .systemd import ctl, show
+from . import sockets
+from .core.signatures import clean
+from .layout import BASELINE, Layout, remove_file, write_atomic
+from .systemd import ctl, run, show
 from .wire import AgentError
 
+_HEALTH_S = 25.0  # 0.5.11 waits 20 s for its scheduler before it says 503
 _PROPS = [
     "ActiveState",
     "SubState",
@@ -40,15 +44,19 @@ def running_release(unit: str) -> Optional[str]:
     return None
 
 
+def server_pids(unit: str) -> List[int]:
+    """The unit's processes that still show the engine's own command line (a shell around it does not count)."""
+    every = pids(facts(unit).get("ControlGroup", ""))
+    return [pid for pid in every if _is_server(sockets.words(pid))]
+
+
 def imports_from(unit: str) -> List[str]:
-    """First PYTHONPATH entry of each process of the unit that shows one: where a running server takes its package from.
+    """First PYTHONPATH entry of each server process: where a running server takes its package from.
 
     Only processes that have not renamed themselves: setproctitle(3) writes over what /proc shows of the environment.
     """
     found = set()
-    for pid in pids(facts(unit).get("ControlGroup", "")):
-        if not any(mark in _cmdline(str(pid)) for mark in ("sglang.launch_server", "sglang serve")):
-            continue
+    for pid in server_pids(unit):
         for pair in _environ(pid):
             if pair.startswith(b"PYTHONPATH="):
                 found.add(pair.split(b"=", 1)[1].decode("utf-8", "replace").split(":")[0])
@@ -60,17 +68,39 @@ def headers(unit: str) -> Dict[str, str]:
 
     0.5.11 takes its key as an argument only; the trial keeps the key of the service that it replaces.
     """
-    try:
-        with open(f"/proc/{main_pid(unit)}/cmdline", "rb") as file:
-            words = file.read().decode("utf-8", "replace").split("\0")
-    except OSError:
-        return {}
-    for i, word in enumerate(words):
-        if word == "--api-key" and i + 1 < len(words):
-            return {"Authorization": f"Bearer {words[i + 1]}"}
-        if word.startswith("--api-key="):
-            return {"Authorization": f"Bearer {word.split('=', 1)[1]}"}
+    for pid in server_pids(unit):
+        key = _argument(sockets.words(pid), "--api-key")
+        if key:
+            return {"Authorization": f"Bearer {key}"}
     return {}
+
+
+def answers(unit: str, port: int, address: str) -> bool:
+    """Whether the unit's own process listens and says that it is healthy (/health generates a token; 25 s at most)."""
+    ours = pids(facts(unit).get("ControlGroup", ""))
+    if not any(sockets.held_by(pid) & set(sockets.listening(port)) for pid in ours):
+        return False
+    request = urllib.request.Request(f"http://{address}:{port}/health", headers=headers(unit))
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    try:
+        with opener.open(request, timeout=_HEALTH_S) as reply:
+            return bool(reply.status == 200)
+    except (OSError, http.client.HTTPException):
+        return False
+
+
+def shutting_down() -> bool:
+    """Whether the host is on its way down: systemd starts nothing any more, and /run is about to be gone."""
+    return run(["systemctl", "is-system-running"], 10)[1].strip() == "stopping"
+
+
+def kept_release(layout: Layout) -> str:
+    """The release that the drop-in in /etc names, which is what boots; `baseline` where there is none."""
+    try:
+        with open(layout.kept, encoding="utf-8") as file:
+            return _release_in(file.read()) or BASELINE
+    except FileNotFoundError:
+        return BASELINE
 
 
 def stop(unit: str, limit_s: float) -> Dict[str, Any]:
@@ -151,7 +181,7 @@ def read_back(layout: Layout, dropin: str, argv: List[str], text: str) -> None:
         raise AgentError(
             "rolled-back",
             f"the effective unit is not the planned one although {dropin} is in place",
-            evidence=f"ExecStart= in force: {found or shown.get('ExecStart', '(none)')}",
+            evidence=clean(f"ExecStart= in force: {found or shown.get('ExecStart', '(none)')}"),
             meaning="another drop-in wins over ours: " + shown.get("DropInPaths", ""),
             next=f"systemctl cat {layout.service}",
         )
@@ -161,45 +191,10 @@ def wait_port_free(port: int, limit_s: float) -> Optional[str]:
     """Wait until nobody listens on a TCP port; what still holds it after `limit_s`, in words."""
     until = time.monotonic() + limit_s
     while True:
-        owner = listener(port)
+        owner = sockets.holder(port)
         if owner is None or time.monotonic() > until:
             return owner
         time.sleep(0.2)
-
-
-def listener(port: int) -> Optional[str]:
-    """Who listens on a TCP port ("pid 12 (nc -l)"), None where nobody does (proc(5), /proc/net/tcp)."""
-    inodes = _listening(port)
-    if not inodes:
-        return None
-    for pid in filter(str.isdigit, os.listdir("/proc")):
-        if _has_socket(pid, inodes):
-            return f"pid {pid} ({_cmdline(pid)})"
-    return "a process of another namespace"
-
-
-def _listening(port: int) -> List[str]:
-    found = []
-    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
-        try:
-            with open(table) as file:
-                rows = [line.split() for line in file][1:]
-        except OSError:
-            continue
-        found += [row[9] for row in rows if row[3] == "0A" and int(row[1].rsplit(":", 1)[1], 16) == port]
-    return found
-
-
-def _has_socket(pid: str, inodes: List[str]) -> bool:
-    folder = f"/proc/{pid}/fd"
-    try:
-        for fd in os.listdir(folder):
-            target = os.readlink(os.path.join(folder, fd))
-            if target.startswith("socket:[") and target[8:-1] in inodes:
-                return True
-    except OSError:
-        pass
-    return False
 
 
 def _environ(pid: int) -> List[bytes]:
@@ -210,13 +205,19 @@ def _environ(pid: int) -> List[bytes]:
         return []
 
 
-def _cmdline(pid: str) -> str:
-    try:
-        with open(f"/proc/{pid}/cmdline", "rb") as file:
-            words = file.read().split(b"\0")[:3]
-    except OSError:
-        return "?"
-    return b" ".join(words).decode("utf-8", "replace").strip() or "?"
+def _is_server(words: List[str]) -> bool:
+    return "sglang.launch_server" in words or (
+        "serve" in words and any(word.rsplit("/", 1)[-1] == "sglang" for word in words)
+    )
+
+
+def _argument(words: List[str], flag: str) -> str:
+    for i, word in enumerate(words):
+        if word == flag and i + 1 < len(words):
+            return words[i + 1]
+        if word.startswith(flag + "="):
+            return word.split("=", 1)[1]
+    return ""
 
 
 def _argv_of(exec_start: str) -> str:
@@ -235,7 +236,9 @@ def _stopped(unit: str) -> bool:
 
 
 def _left(unit: str) -> str:
-    return ", ".join(f"pid {pid} ({_cmdline(str(pid))})" for pid in pids(facts(unit).get("ControlGroup", "")))
+    return ", ".join(
+        f"pid {pid} ({sockets.command(pid)})" for pid in pids(facts(unit).get("ControlGroup", ""))
+    )
 
 
 def pids(control_group: str) -> List[int]:
@@ -258,11 +261,6 @@ def _read_pids(path: str) -> List[int]:
             return [int(line) for line in file]
     except OSError:
         return []
-
-
-def signal_all(unit: str, number: int = signal.SIGKILL) -> Tuple[int, str, str]:
-    """Signal every process of the unit."""
-    return ctl("kill", f"--signal={number}", unit)
 
 
 def _prune(folder: str) -> None:

@@ -40,7 +40,7 @@ def snapshot(request: Dict[str, Any]) -> None:
     # Level 3: on a LAN the host's CPU is the slow part, not the line.
     with (
         gzip.GzipFile(fileobj=buffered, mode="wb", compresslevel=3, mtime=0) as zipped,
-        tarfile.open(fileobj=zipped, mode="w|", bufsize=_CHUNK) as archive,
+        tarfile.open(fileobj=zipped, mode="w|", bufsize=_CHUNK, dereference=True) as archive,
     ):
         for path in walk(package):
             archive.add(os.path.join(package, path), arcname=path, recursive=False)

@@ -2,7 +2,6 @@
 
 import json
 import os
-import time
 from typing import Any, Dict, List
 
 from . import service, store
@@ -83,8 +82,3 @@ def logs(layout: Layout, lines: int, log: str) -> List[str]:
     for value in service.headers(layout.service).values():
         text = text.replace(value.split()[-1], "***")
     return text.splitlines()
-
-
-def now() -> str:
-    """The host's clock, UTC."""
-    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())

@@ -9,7 +9,7 @@ import hashlib
 import os
 import shutil
 import tarfile
-from typing import Any, BinaryIO, Dict, Iterator, List, Tuple
+from typing import Any, BinaryIO, Collection, Dict, Iterator, List, Tuple
 
 from .layout import PLACEHOLDER, Layout, read_json, remove_tree, sync_dir, write_json
 from .systemd import run
@@ -46,17 +46,25 @@ def file_digest(path: str) -> str:
     return whole.hexdigest()
 
 
-def stage(layout: Layout, txn_id: str, manifest: Dict[str, Any], payload: BinaryIO) -> None:
+def stage(
+    layout: Layout, txn_id: str, manifest: Dict[str, Any], payload: BinaryIO, keep: Collection[str] = ()
+) -> None:
     """Build releases/<digest> from the host's own base package and the files that travel. Raises AgentError, and
     leaves nothing of ours behind, where a byte is not what the manifest says."""
     final = layout.release(manifest["release"])
     if os.path.isdir(final):
-        verify(layout, manifest["release"])
-        return
+        try:
+            verify(layout, manifest["release"])
+            return
+        except AgentError:
+            if manifest["release"] in keep:
+                raise
+            # What a power cut left of a release is of no use; what still is confirmed is never replaced.
+            set_aside(layout, manifest["release"], txn_id)
     _room(layout, manifest)
     os.makedirs(layout.staging, exist_ok=True)
     os.makedirs(layout.releases, exist_ok=True)
-    here = os.path.join(layout.staging, txn_id)
+    here = layout.staged(txn_id)
     remove_tree(here, layout.staging)
     try:
         _fill(here, manifest, payload)
@@ -72,6 +80,8 @@ def sweep_staging(layout: Layout) -> None:
     """Remove what an interrupted push left. The caller holds the lock."""
     if os.path.isdir(layout.staging):
         for name in os.listdir(layout.staging):
+            if not name.endswith(f".{layout.service}"):
+                continue
             remove_tree(os.path.join(layout.staging, name), layout.staging)
 
 
@@ -112,15 +122,30 @@ def dropin_text(manifest: Dict[str, Any]) -> str:
     return str(manifest["dropin"]).replace(PLACEHOLDER, manifest["release"])
 
 
-def retire(layout: Layout, digest: str, txn_id: str, report: Dict[str, Any]) -> None:
-    """Keep a failed release's manifest and report as evidence and free its bytes."""
-    source = layout.release(digest)
+def retire(
+    layout: Layout, digest: str, txn_id: str, report: Dict[str, Any], keep: Collection[str] = ()
+) -> None:
+    """Keep a failed release's manifest and report as evidence and free its bytes; `keep` names releases that stay
+    whole whatever happened (the confirmed one and the one before it)."""
     target = os.path.join(layout.failed, f"{digest}-{txn_id}")
     os.makedirs(target, mode=0o755, exist_ok=True)
-    if os.path.isfile(os.path.join(source, "manifest.json")):
-        shutil.copyfile(os.path.join(source, "manifest.json"), os.path.join(target, "manifest.json"))
     write_json(os.path.join(target, "report.json"), report, mode=0o600)
-    remove_tree(source, layout.releases)
+    if digest not in keep and os.path.isdir(layout.release(digest)):
+        set_aside(layout, digest, txn_id)
+
+
+def set_aside(layout: Layout, digest: str, txn_id: str) -> None:
+    """Take a release out of the store in one rename, then delete all of it but its manifest."""
+    target = os.path.join(layout.failed, f"{digest}-{txn_id}")
+    whole = os.path.join(target, "release")
+    os.makedirs(target, mode=0o755, exist_ok=True)
+    remove_tree(whole, target)
+    os.rename(layout.release(digest), whole)
+    sync_dir(layout.releases)
+    manifest = os.path.join(whole, "manifest.json")
+    if os.path.isfile(manifest):
+        shutil.copyfile(manifest, os.path.join(target, "manifest.json"))
+    remove_tree(whole, target)
 
 
 def _room(layout: Layout, manifest: Dict[str, Any]) -> None:
@@ -269,11 +294,16 @@ def _damaged(digest: str, path: str) -> AgentError:
         "precondition",
         f"release {digest} on this host is damaged: {path} is not what its manifest says",
         meaning="it will not be started",
+        next="ddtree-ops status, for the releases that are there",
     )
 
 
 def releases(layout: Layout) -> List[Tuple[str, Dict[str, Any]]]:
-    """Every sealed release with its manifest."""
-    if not os.path.isdir(layout.releases):
-        return []
-    return [(name, manifest_of(layout, name)) for name in sorted(os.listdir(layout.releases))]
+    """Every sealed release with its manifest; what has none is no release."""
+    found = []
+    for name in sorted(os.listdir(layout.releases)) if os.path.isdir(layout.releases) else []:
+        try:
+            found.append((name, manifest_of(layout, name)))
+        except AgentError:
+            continue
+    return found

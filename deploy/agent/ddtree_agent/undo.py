@@ -1,13 +1,13 @@
 """`rollback`: undo the last confirmed change, or go to a named release; needs nothing but this host."""
 
+import os
 import secrets
 import time
 from typing import Any, Dict, Optional
 
-from . import rollout, store
-from .guard import at_work
-from .journal import open_txn
-from .layout import BASELINE, Layout, locked
+from . import guard, rollout, store
+from .journal import Txn, open_txn, transactions
+from .layout import BASELINE, Layout
 from .outcome import confirmed
 from .wire import AgentError
 
@@ -16,17 +16,19 @@ DEFAULTS: Dict[str, Any] = {"stop": 90, "confirm": 60, "cap": 1800}
 
 
 def rollback(layout: Layout, request: Dict[str, Any], archive: str) -> Dict[str, Any]:
-    """Begin going back. Returns {"txn": id} to follow, or {"nothing": sentence} where there is nothing to undo."""
+    """Begin going back.
+
+    Returns {"txn": id, "release": target} to follow, {"txn": id, "ended": True} where a rollout on its way is ended
+    (that is the rollback), or {"nothing": sentence} where there is nothing to undo.
+    """
+    rollout.note_reboot(layout)
+    request = {**local_request(layout), **request}
     running = open_txn(layout)
-    if running is not None and at_work(running):
-        # A rollout on its way: ending it is the rollback that the operator means.
-        running.ask_abort(request["who"])
-        return {"txn": running.id}
     if running is not None:
-        # Nobody works on it any more: closing it brings the confirmed release back, and is all that was asked for.
-        with locked(layout, f"rollback by {request['who']}"):
-            rollout.settle(layout)
-        return {"nothing": f"closed the open rollout {running.id}; {confirmed(layout)['release']} serves"}
+        if not guard.at_work(running) and not guard.armed(running):
+            guard.arm(running, archive, 0)
+        running.ask_abort(request["who"])
+        return {"txn": running.id, "ended": True}
     now = confirmed(layout)
     target = _target(layout, now, request.get("to"))
     if target is None:
@@ -41,10 +43,27 @@ def rollback(layout: Layout, request: Dict[str, Any], archive: str) -> Dict[str,
         "release": target,
         "mode": BASELINE if target == BASELINE else store.manifest_of(layout, target).get("mode"),
         "from": now["release"],
-        "timeouts": {**DEFAULTS, **request.get("timeouts", {})},
         "unit_files": {},
     }
     return {"txn": rollout.begin(layout, begun, archive).id, "release": target}
+
+
+def local_request(layout: Layout) -> Dict[str, Any]:
+    """What a rollback needs where no hosts.yaml is at hand (typed on the host): as in the last rollout here."""
+    request: Dict[str, Any] = {
+        "who": f"{os.environ.get('SUDO_USER') or 'root'} on the host",
+        "why": "rollback",
+        "port": 30000,
+        "log": "journal",
+        "limits": {},
+        "timeouts": DEFAULTS,
+    }
+    for name in transactions(layout)[-1:]:
+        intent = Txn(layout, name).intent
+        request.update(
+            {key: intent[key] for key in ("port", "log", "limits", "timeouts", "address") if key in intent}
+        )
+    return request
 
 
 def _target(layout: Layout, now: Dict[str, Any], to: Optional[str]) -> Optional[str]:

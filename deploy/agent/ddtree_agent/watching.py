@@ -4,12 +4,14 @@ import time
 from types import TracebackType
 from typing import Any, Dict, Optional, Type
 
-from . import observe_env, service
+from . import guard, observe_env, service
 from .core import watch as reducer
 from .journal import Txn
 from .observe import Observer, signatures
 
 _TICK_S = 0.25
+#: The guard waits this much longer than a phase may take.
+_SLACK_S = 120.0
 Failure = Dict[str, Any]
 
 
@@ -33,7 +35,12 @@ class Watching:
         goal = reducer.Expect(**expect, log=intent["log"] != "none")
         self._watch = reducer.start(reducer.Limits(**intent["limits"]), goal, signatures())
         self._headers: Dict[str, str] = {}
-        self._observer = Observer(txn.layout.service, intent["port"], intent["log"], headers=self._headers)
+        address = intent.get("address", "127.0.0.1")
+        self._observer = Observer(
+            txn.layout.service, intent["port"], intent["log"], host=address, headers=self._headers
+        )
+        self._patience = float(intent["timeouts"]["cap"]) + _SLACK_S
+        guard.extend(txn, self._patience)
         # A rollback is not aborted: it is what brings the confirmed release back.
         self._abortable = txn.state != "ROLLING_BACK" and intent["kind"] == "deploy"
 
@@ -75,6 +82,7 @@ class Watching:
                 event = found = self._blamed(event)
             if event["ev"] == "phase":
                 self.seconds[event["phase"]] = event["seconds"]
+                guard.extend(self.txn, self._patience)
             self.txn.say(event)
         return found
 

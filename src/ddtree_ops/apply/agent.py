@@ -33,6 +33,10 @@ _KINDS = {
 }
 
 
+class AgentSilent(errors.PreconditionFailed):
+    """The agent gave no framed answer at all: for a first call nothing was touched, in a rollout try again."""
+
+
 class AgentClient:
     """The agent on one host, behind a transport. Errors arrive as core.errors with the host's name filled in."""
 
@@ -88,19 +92,26 @@ class AgentClient:
 
     def _error(self, fields: dict[str, Any]) -> errors.OpsError:
         kind = _KINDS.get(str(fields.get("kind")), errors.OpsError)
+        then = fields.get("next")
+        if then and then.startswith("ddtree-ops ") and "--host" not in then:
+            verb, *rest = then.removeprefix("ddtree-ops ").split(" ", 1)
+            name = verb.rstrip(",;")
+            then = (
+                f"ddtree-ops {name} --host {self.host.name}{verb[len(name) :]}{' ' + rest[0] if rest else ''}"
+            )
         return kind(
             str(fields["what"]),
             host=self.host.name,
             evidence=fields.get("evidence"),
             meaning=fields.get("meaning"),
-            next=fields.get("next"),
+            next=then,
         )
 
-    def _no_agent(self, rc: int | None, noise: list[str], err: bytes) -> errors.OpsError:
+    def _no_agent(self, rc: int | None, noise: list[str], err: bytes) -> AgentSilent:
         said = [line for line in [*err.decode("utf-8", "replace").splitlines(), *noise] if line.strip()]
         evidence = said[-1] if said else f"exit status {rc}"
         if "sudo" in evidence:
-            return errors.PreconditionFailed(
+            return AgentSilent(
                 f"no root on the host: sudo -n is refused for {self.host.user}",
                 host=self.host.name,
                 evidence=evidence,
@@ -108,14 +119,14 @@ class AgentClient:
                 next="set user: root in hosts.yaml, or allow NOPASSWD sudo for python3",
             )
         if rc == 127 or "not found" in evidence:
-            return errors.PreconditionFailed(
+            return AgentSilent(
                 "the host has no python3 for the agent",
                 host=self.host.name,
                 evidence=evidence,
                 meaning="the agent needs Python 3.9 or newer as python3; nothing was touched",
                 next="apt-get install python3, on the host",
             )
-        return errors.PreconditionFailed(
+        return AgentSilent(
             "the agent could not start on the host",
             host=self.host.name,
             evidence=evidence,

@@ -6,9 +6,10 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from ddtree_ops.apply import agentzip, who
-from ddtree_ops.apply.agent import AgentClient
+from ddtree_ops.apply.agent import AgentClient, AgentSilent
 from ddtree_ops.apply.follow import Connect, Following, OnEvent, judge
 from ddtree_ops.config.model import Timeouts
+from ddtree_ops.core.errors import Unreachable
 
 if TYPE_CHECKING:
     from ddtree_ops.apply.prepare import Prepared
@@ -29,8 +30,11 @@ def deploy(prepared: Prepared, client: AgentClient, connect: Connect, on_event: 
     pushed = client.call("push", push_request(prepared, txn, operator), _chunks(prepared), _PUSH_SILENCE_S)
     seconds = pushed.get("smoke", {}).get("seconds")
     on_event({"ev": "note", "text": f"sealed; import smoke and argument parse passed ({seconds} s)"})
-    client.call("begin", begin_request(prepared, txn, nonce, operator))
     following = Following(connect, prepared.plan.host, txn, nonce, on_event, operator)
+    try:
+        client.call("begin", begin_request(prepared, txn, nonce, operator))
+    except (Unreachable, AgentSilent):
+        following.begun = False  # the request may have arrived although its reply did not
     outcome = following.to_the_end()
     judge(prepared.plan.host, outcome, "confirmed")
     return outcome
@@ -66,8 +70,7 @@ def begin_request(prepared: Prepared, txn: str, nonce: str, operator: str) -> di
         "mode": prepared.plan.mode,
         "from": prepared.plan.preconditions.confirmed,
         "unit_files": dict(prepared.plan.preconditions.unit_files),
-        "port": prepared.port,
-        "log": prepared.log,
+        **prepared.endpoint.to_json(),
         "expect": {"state": prepared.expect_state},
         **limits(timeouts),
     }

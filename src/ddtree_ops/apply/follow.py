@@ -8,8 +8,17 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
-from ddtree_ops.apply.agent import AgentClient
-from ddtree_ops.core.errors import Detached, OpsError, OutcomeUnknown, RollbackFailed, RolledBack, Unreachable
+from ddtree_ops.apply.agent import AgentClient, AgentSilent
+from ddtree_ops.core.errors import (
+    Detached,
+    OpsError,
+    OutcomeUnknown,
+    PreconditionFailed,
+    RollbackFailed,
+    RolledBack,
+    Unreachable,
+    UsageProblem,
+)
 
 OnEvent = Callable[[dict[str, Any]], None]
 Connect = Callable[[], AbstractContextManager[AgentClient]]
@@ -20,7 +29,8 @@ _RETRY_S = (0.5, 1.0, 2.0, 4.0, 8.0, 8.0, 8.0)
 
 @dataclass
 class Following:
-    """One transaction as an operator sees it. `connect` opens a fresh connection each time it is called."""
+    """One transaction as an operator sees it. `connect` opens a fresh connection each time it is called; `begun` is
+    False where the reply of `begin` was lost, so that the host may not know the transaction at all."""
 
     connect: Connect
     host: str
@@ -28,6 +38,7 @@ class Following:
     nonce: str
     on_event: OnEvent
     who: str
+    begun: bool = True
     deadline: str = ""
     seen: int = 0
     last_state: str = "STAGED"
@@ -46,8 +57,18 @@ class Following:
                 if outcome is not None:
                     return outcome
                 retries = iter(_RETRY_S)
-            except Unreachable as error:
+            except (Unreachable, AgentSilent) as error:
                 self._pause(retries, error)
+            except UsageProblem as error:
+                if self.begun:
+                    raise
+                raise Unreachable(
+                    "the line was cut before the host took the rollout on",
+                    host=self.host,
+                    evidence=error.what,
+                    meaning="nothing changed",
+                    next="type the same command again",
+                ) from None
             except KeyboardInterrupt:
                 self._interrupted()
 
@@ -62,6 +83,7 @@ class Following:
                 if event["ev"] == "beat":
                     continue
                 self.seen += 1
+                self.begun = True
                 self._note(event)
         return None
 
@@ -115,12 +137,7 @@ class Following:
 
     def _interrupted(self) -> None:
         if self.aborting:
-            raise Detached(
-                "detached by a second interrupt",
-                host=self.host,
-                meaning="the host rolls back by itself",
-                next=f"ddtree-ops status --host {self.host}",
-            ) from None
+            raise self._detached()
         self.aborting = True
         self.on_event(
             {"ev": "note", "text": "interrupted: asking the host to roll back; interrupt again to detach"}
@@ -128,8 +145,19 @@ class Following:
         try:
             with self.connect() as client:
                 client.call("abort", {"txn": self.txn, "who": self.who})
-        except Unreachable:
+        except KeyboardInterrupt:
+            raise self._detached() from None
+        except OpsError:
             pass  # unconfirmed, it rolls back at its deadline
+
+    def _detached(self) -> Detached:
+        return Detached(
+            "detached by a second interrupt",
+            host=self.host,
+            meaning="the host goes on by itself: unconfirmed, the rollout is rolled back"
+            + (f" at {self.deadline} UTC" if self.deadline else " when its start has been judged"),
+            next=f"ddtree-ops status --host {self.host}",
+        )
 
 
 def judge(host: str, outcome: dict[str, Any], wanted: str) -> None:
@@ -144,8 +172,16 @@ def judge(host: str, outcome: dict[str, Any], wanted: str) -> None:
         "meaning": failure.get("hint"),
         "next": f"ddtree-ops logs --host {host}",
     }
+    if outcome.get("touched") is False:
+        raise PreconditionFailed(
+            f"the rollout ended before anything was touched: {failure.get('hint')}",
+            **{**fields, "meaning": "the old service was not stopped", "serving": f"{serving}, as before"},
+        )
     if outcome["outcome"] == "rolled-back":
-        raise RolledBack(_sentence(failure, outcome), serving=f"{serving}, as before", **fields)
+        as_before = (
+            f"{serving}, as before" if serving else "nothing: the service was not running before either"
+        )
+        raise RolledBack(_sentence(failure, outcome), serving=as_before, **fields)
     problem = outcome.get("problem") or {}
     raise RollbackFailed(
         f"the rollback failed: the old service did not come back ({problem.get('reason')}: {problem.get('line')})",

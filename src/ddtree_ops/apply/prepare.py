@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ddtree_ops.apply.agent import AgentClient
+from ddtree_ops.apply.endpoint import Endpoint, endpoint
 from ddtree_ops.apply.secrets import for_host
 from ddtree_ops.config.model import HostConfig, Inventory
 from ddtree_ops.config.secrets import Secret
@@ -27,7 +28,6 @@ from ddtree_ops.units.facts import Facts, load_facts
 from ddtree_ops.units.render import Rendered, render
 
 BASELINE = "baseline"
-DEFAULT_PORT = 30000
 #: Fetching the package of an engine and hashing it say nothing meanwhile (seconds).
 _PROBE_SILENCE_S = 180.0
 
@@ -40,8 +40,7 @@ class Prepared:
     host: HostConfig
     plan: Plan
     release: Release
-    port: int
-    log: str
+    endpoint: Endpoint
     expect_state: Mapping[str, Any]
     modules: list[str]
     environment: Mapping[str, str]
@@ -60,6 +59,7 @@ def prepare(
             host=host.name,
             next=f"ddtree-ops rollback --host {host.name} --to baseline",
         )
+    where = endpoint(host, facts)
     rendered = render(host, facts, mode, series.modes)
     if rendered.dropin is None:
         raise PreconditionFailed(
@@ -82,8 +82,7 @@ def prepare(
         host=host,
         plan=_plan(host, facts, mode, rendered, release, seen, past),
         release=release,
-        port=host.port or facts.port or DEFAULT_PORT,
-        log=facts.capabilities.log,
+        endpoint=where,
         expect_state=rendered.state,
         modules=modules(patched),
         # What the unit itself sets stays with the unit: here are only names for its secrets.

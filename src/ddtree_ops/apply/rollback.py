@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from ddtree_ops.apply import agentzip, who
-from ddtree_ops.apply.agent import AgentClient
+from ddtree_ops.apply.agent import AgentClient, AgentSilent
 from ddtree_ops.apply.deploy import limits
-from ddtree_ops.apply.follow import Connect, Following, OnEvent
+from ddtree_ops.apply.endpoint import Endpoint
+from ddtree_ops.apply.follow import Connect, Following, OnEvent, judge
 from ddtree_ops.config.model import HostConfig
-from ddtree_ops.core.errors import RollbackFailed
+from ddtree_ops.core.errors import RolledBack, Unreachable
 
 
 def rollback(
@@ -19,37 +20,51 @@ def rollback(
     on_event: OnEvent,
     *,
     to: str | None,
-    port: int,
-    log: str,
+    where: Endpoint,
 ) -> dict[str, Any]:
     """Go to the release confirmed before the last one, or to `to`. Returns the outcome, or {"nothing": sentence}.
 
-    Raises RollbackFailed where the target does not answer (the host keeps trying it).
+    A rollout on its way is ended first; without `to` that is the rollback. Raises RollbackFailed where the target
+    does not answer (the host keeps trying), RolledBack where the host is not on the target.
     """
     operator = who.operator()
-    request = {
-        "who": operator,
-        "why": "rollback" + (f" --to {to}" if to else ""),
-        "agent": agentzip.digest(),
-        "to": to,
-        "port": port,
-        "log": log,
-        **limits(host.timeouts),
-    }
-    answer = client.call("rollback", request)
-    if "nothing" in answer:
-        return {"nothing": answer["nothing"]}
-    # The rollback needs no confirm, and an interrupt does not stop it: it is what brings the old service back.
-    following = Following(connect, host.name, answer["txn"], "", on_event, operator)
-    outcome = following.to_the_end()
-    if outcome["outcome"] == "rollback-failed":
-        problem = outcome.get("problem") or {}
-        raise RollbackFailed(
-            "the rollback's target does not answer",
+    while True:
+        txn = who.new_txn()
+        request = {
+            "who": operator,
+            "why": "rollback" + (f" --to {to}" if to else ""),
+            "agent": agentzip.digest(),
+            "to": to,
+            "txn": txn,
+            **where.to_json(),
+            **limits(host.timeouts),
+        }
+        # No nonce: a rollback needs no confirm.
+        following = Following(connect, host.name, txn, "", on_event, operator)
+        answer: dict[str, Any] = {}
+        try:
+            answer = client.call("rollback", request)
+        except (Unreachable, AgentSilent):
+            following.begun = False  # the request may have arrived although its reply did not
+        if "nothing" in answer:
+            return {"nothing": answer["nothing"]}
+        following.txn = answer.get("txn", txn)
+        outcome = following.to_the_end()
+        if not answer.get("ended"):
+            judge(host.name, outcome, "confirmed")
+            return outcome
+        _ended(host, outcome)
+        if to is None:
+            return outcome
+
+
+def _ended(host: HostConfig, outcome: dict[str, Any]) -> None:
+    """The rollout that was on its way must have been taken back."""
+    if outcome["outcome"] == "confirmed":
+        raise RolledBack(
+            "the rollout on its way was confirmed before the rollback reached it",
             host=host.name,
-            evidence=problem.get("line"),
-            meaning=problem.get("hint"),
-            serving="nothing; the host keeps trying",
-            next=f"ddtree-ops logs --host {host.name}",
+            serving=str(outcome.get("serving")),
+            next=f"ddtree-ops rollback --host {host.name}",
         )
-    return outcome
+    judge(host.name, outcome, "rolled-back")

@@ -1,4 +1,4 @@
-"""What the verbs that talk to hosts share: a client per host, and where its log and port are."""
+"""What the verbs that talk to hosts share: a client per host, and where its engine listens and logs."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from ddtree_ops.apply.agent import AgentClient
+    from ddtree_ops.apply.endpoint import Endpoint
     from ddtree_ops.apply.follow import Connect
     from ddtree_ops.config import HostConfig, Inventory
-
-DEFAULT_PORT = 30000
 
 
 def connector(inventory: Inventory, host: HostConfig) -> Connect:
@@ -27,12 +26,10 @@ def connector(inventory: Inventory, host: HostConfig) -> Connect:
     return fresh
 
 
-def port_and_log(inventory: Inventory, host: HostConfig) -> tuple[int, str]:
-    """The engine's port and where it logs, from hosts.yaml and facts; defaults where the host was never adopted."""
+def endpoint_of(inventory: Inventory, host: HostConfig) -> Endpoint:
+    """Where the host's engine listens and logs, by its facts where it was adopted."""
+    from ddtree_ops.apply.endpoint import endpoint
     from ddtree_ops.units.facts import load_facts
 
     path = inventory.facts_path(host.name)
-    if not path.exists():
-        return host.port or DEFAULT_PORT, "journal"
-    facts = load_facts(path)
-    return host.port or facts.port or DEFAULT_PORT, facts.capabilities.log
+    return endpoint(host, load_facts(path) if path.exists() else None)

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from ddtree_ops.core.events import (
     Event,
-    Gated,
     LogLine,
     Note,
     Other,
@@ -66,8 +65,6 @@ def sentence(event: Event, verbose: int = 0) -> str | None:
         return f"log: {event.line}" if verbose else None
     if isinstance(event, VerdictGiven):
         return _verdict(event)
-    if isinstance(event, Gated):
-        return "gates passed" + (f", confirm within {event.deadline_s:.0f} s" if event.deadline_s else "")
     if isinstance(event, Progress):
         return f"{event.phase}: {event.text}" if verbose else None
     return f"{event.data}" if isinstance(event, Other) and verbose > 1 else None

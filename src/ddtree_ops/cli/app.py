@@ -91,5 +91,12 @@ def run(argv: list[str]) -> int:
         return _failure.report(Detached("interrupted", next="ddtree-ops status"), argv)
     except BrokenPipeError:
         return _failure.broken_pipe()
+    except OSError as error:
+        if error.filename is None:
+            return _failure.report_bug(error, argv)
+        told = UsageProblem(
+            f"{error.filename}: {error.strerror}", next="correct that file or its permissions"
+        )
+        return _failure.report(told, argv)
     except Exception as error:
         return _failure.report_bug(error, argv)

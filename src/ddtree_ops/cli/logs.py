@@ -17,12 +17,12 @@ def logs(
 ) -> None:
     """Print the last lines of the service's journal or log file."""
     from ddtree_ops.cli._common import one_host
-    from ddtree_ops.cli._run import connector, port_and_log
+    from ddtree_ops.cli._run import connector, endpoint_of
     from ddtree_ops.cli._sinks import document
     from ddtree_ops.config.secrets import redact
 
     inventory, chosen = one_host(config, host)
-    _, log = port_and_log(inventory, chosen)
+    log = endpoint_of(inventory, chosen).log
     with connector(inventory, chosen)() as client:
         found = client.call("logs", {"lines": lines, "log": log})["lines"]
     if json:

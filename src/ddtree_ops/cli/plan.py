@@ -35,7 +35,9 @@ def plan(
 
     inventory, chosen = one_host(config, host)
     with connector(inventory, chosen)() as client:
-        decided = prepare(inventory, chosen, mode, client, lambda event: None).plan
+        decided = prepare(
+            inventory, chosen, mode, client, lambda event: say(f"{chosen.name}  {event['text']}")
+        ).plan
     if output is not None:
         output.write_text(jsonlib.dumps(decided.to_json(), indent=1, sort_keys=True) + "\n")
     if json:
@@ -43,7 +45,11 @@ def plan(
     if not quiet:
         say(describe(decided))
     if exit_code and not decided.done:
-        raise PendingChanges(f"changes are pending: release {decided.release}", host=chosen.name)
+        raise PendingChanges(
+            f"changes are pending: release {decided.release}",
+            host=chosen.name,
+            next=f"ddtree-ops deploy --host {chosen.name} --mode {mode}",
+        )
 
 
 def describe(plan: Plan) -> str:

@@ -23,20 +23,20 @@ def rollback(
     """Go to the release confirmed before the last change; a repeat says that there is nothing to do."""
     from ddtree_ops.apply.rollback import rollback as execute
     from ddtree_ops.cli._common import check_output, one_host
-    from ddtree_ops.cli._run import connector, port_and_log
+    from ddtree_ops.cli._run import connector, endpoint_of
     from ddtree_ops.cli._sinks import document, open_sink, say
     from ddtree_ops.core.events import parse_event
 
     check_output(json, events)
     inventory, chosen = one_host(config, host)
-    port, log = port_and_log(inventory, chosen)
+    where = endpoint_of(inventory, chosen)
     connect = connector(inventory, chosen)
 
     def on_event(event: dict[str, Any]) -> None:
         sink(chosen.name, parse_event(event))
 
     with open_sink(events, quiet, verbose) as sink, connect() as client:
-        outcome = execute(chosen, client, connect, on_event, to=to, port=port, log=log)
+        outcome = execute(chosen, client, connect, on_event, to=to, where=where)
     if json:
         document({"host": chosen.name, "result": outcome})
     if not quiet:

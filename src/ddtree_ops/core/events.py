@@ -65,15 +65,6 @@ class VerdictGiven:
 
 
 @dataclass(frozen=True)
-class Gated:
-    """The release passed its gates and waits `deadline_s` for confirmation with `nonce`."""
-
-    ev: ClassVar[str] = "gated"
-    nonce: str
-    deadline_s: float | None = None
-
-
-@dataclass(frozen=True)
 class Result:
     """The last event of an operation; `data` is the whole object."""
 
@@ -90,10 +81,8 @@ class Other:
     data: Mapping[str, Any]
 
 
-Event = Union[StateChanged, PhasePassed, Progress, LogLine, Note, VerdictGiven, Gated, Result, Other]
-_KINDS: dict[str, Any] = {
-    c.ev: c for c in (StateChanged, PhasePassed, Progress, LogLine, Note, VerdictGiven, Gated)
-}
+Event = Union[StateChanged, PhasePassed, Progress, LogLine, Note, VerdictGiven, Result, Other]
+_KINDS: dict[str, Any] = {c.ev: c for c in (StateChanged, PhasePassed, Progress, LogLine, Note, VerdictGiven)}
 
 
 def parse_event(raw: Mapping[str, Any]) -> Event:

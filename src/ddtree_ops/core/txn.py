@@ -38,8 +38,9 @@ TOUCHED: FrozenSet[str] = frozenset(
 TABLE: Dict[str, FrozenSet[str]] = {
     state: frozenset({FORWARD[i + 1], "ROLLING_BACK"}) for i, state in enumerate(FORWARD[:-2])
 }
-# Once confirming has begun the new release is the one that boots: only forward from here.
-TABLE["CONFIRMING"] = frozenset({"CONFIRMED"})
+# Once confirming has begun nobody takes it back. A reboot may still come before the new drop-in is in /etc: then the
+# old release booted, and that is all there is to record.
+TABLE["CONFIRMING"] = frozenset({"CONFIRMED", "ROLLED_BACK"})
 TABLE["CONFIRMED"] = frozenset()
 TABLE["ROLLING_BACK"] = frozenset({"ROLLED_BACK", "ROLLBACK_FAILED"})
 # A failed rollback never stops trying the confirmed release.

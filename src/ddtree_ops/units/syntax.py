@@ -77,7 +77,8 @@ def parse(text: str, path: str, version: int = 252) -> Parsed:
     result = Parsed(path)
     section: str | None = None
     private = False
-    for line, raw in logical_lines(text.removeprefix("\ufeff")):
+    # systemd drops one byte order mark, from the first line that begins with it.
+    for line, raw in logical_lines(re.sub("(^|[\n\r])\ufeff", r"\1", text, count=1)):
         joined = raw.strip(WHITESPACE)
         if not joined:
             continue
