@@ -51,7 +51,7 @@ class Rig:
 
     def __init__(self, host: LabHost, project: Path, **keys: Any) -> None:
         self.host, self.project = host, project
-        self._before: set[str] = set()
+        self.before: set[str] = set()
         self.env = {
             **os.environ,
             "DDTREE_OPS_SSH_CONFIG": str(host.lab.state.ssh_config),
@@ -81,7 +81,7 @@ class Rig:
 
     def start(self, verb: str, *args: str) -> subprocess.Popen[str]:
         """Start a command line and leave it running, in its own process group."""
-        self._before = self.transactions()
+        self.before = self.transactions()
         return subprocess.Popen(
             self.argv(verb, *args),
             cwd=self.project,
@@ -134,7 +134,7 @@ class Rig:
     def wait_state(self, state: str, limit_s: float = 60) -> None:
         """Wait until the transaction that began after `start` has been in `state`."""
         until = time.monotonic() + limit_s
-        while not (new := self.transactions() - self._before):
+        while not (new := self.transactions() - self.before):
             assert time.monotonic() < until, "no transaction began"
             time.sleep(0.05)
         events = f"/var/lib/ddtree/{UNIT}/txn/{max(new)}/events.jsonl"

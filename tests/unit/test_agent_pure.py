@@ -13,7 +13,9 @@ import pytest
 
 import ddtree_ops.core
 from ddtree_agent.capacity import bounds_of
+from ddtree_agent.journal import Txn, open_txn
 from ddtree_agent.layout import Layout
+from ddtree_agent.main import write_secrets
 from ddtree_agent.sockets import holder
 from ddtree_agent.systemd import properties
 from ddtree_agent.wire import AgentError
@@ -50,6 +52,25 @@ def test_the_listener_on_a_port_is_named() -> None:
         port = taken.getsockname()[1]
         assert "python" in (holder(port) or "")
     assert holder(port) is None
+
+
+def test_names_that_are_in_the_secrets_file_stay(tmp_path: Path) -> None:
+    layout = Layout("sglang.service", str(tmp_path))
+    write_secrets(layout, {"API_KEY": 'a"b\\c', "OLD": "1"})
+    write_secrets(layout, {"HF_TOKEN": "t", "OLD": "2"})
+    path = Path(layout.secrets)
+    assert path.read_text() == 'API_KEY="a\\"b\\\\c"\nHF_TOKEN="t"\nOLD="2"\n'
+    assert path.stat().st_mode & 0o777 == 0o600
+
+
+def test_a_rollout_that_was_only_half_written_down_is_none(tmp_path: Path) -> None:
+    layout = Layout("sglang.service", str(tmp_path))
+    (Path(layout.txns) / "abc-1").mkdir(parents=True)
+    (Path(layout.txns) / ".new-abc-2").mkdir()
+    assert open_txn(layout) is None
+    txn = Txn.create(layout, {"txn": "abc-3", "who": "me"})
+    assert open_txn(layout) is not None
+    assert (txn.to("STAGED"), txn.to("GATED"), txn.state) == (True, False, "STAGED")
 
 
 @pytest.mark.parametrize("name", ["", "../x", "a/b", ".hidden"])

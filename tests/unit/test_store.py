@@ -199,6 +199,39 @@ def test_a_patched_file_that_does_not_compile_is_refused(layout: Layout, base: P
         stage(layout, release_of(base, {"srt/args.py": b"def (\n"}))
 
 
+def test_a_release_that_must_be_kept_is_never_retired(layout: Layout, base: Path) -> None:
+    release = release_of(base)
+    stage(layout, release)
+    store.retire(layout, release.digest, "abc-1", {"why": "smoke"}, keep=(release.digest,))
+    store.verify(layout, release.digest)
+    store.retire(layout, release.digest, "abc-2", {"why": "smoke"})
+    assert not os.path.exists(layout.release(release.digest))
+    left = sorted(p.name for p in (Path(layout.failed) / f"{release.digest}-abc-2").iterdir())
+    assert left == ["manifest.json", "report.json"]
+
+
+def test_what_a_power_cut_left_of_a_release_is_built_anew(layout: Layout, base: Path) -> None:
+    release = release_of(base)
+    stage(layout, release)
+    folder = Path(layout.release(release.digest))
+    folder.chmod(0o755)
+    (folder / "manifest.json").unlink()
+    assert store.releases(layout) == []
+    stage(layout, release)
+    store.verify(layout, release.digest)
+
+
+def test_a_damaged_release_that_is_confirmed_is_not_replaced(layout: Layout, base: Path) -> None:
+    release = release_of(base)
+    stage(layout, release)
+    folder = Path(layout.release(release.digest))
+    folder.chmod(0o755)
+    (folder / "manifest.json").unlink()
+    with pytest.raises(AgentError):
+        payload = io.BytesIO(release.payload())
+        store.stage(layout, "abc-2", copy.deepcopy(release.manifest), payload, keep=(release.digest,))
+
+
 def test_only_directories_of_ours_are_deleted(layout: Layout, tmp_path: Path) -> None:
     os.makedirs(layout.staging)
     outside = tmp_path / "precious"
