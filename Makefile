@@ -35,7 +35,8 @@ check: .venv/ready
 
 test: prerequisites .venv/ready .venv-engine/ready check
 	$(PYTEST) tests/unit -n 2
-	$(PYTEST) tests/lab tests/engine -m "not full"
+	$(PYTEST) tests/lab -m "not engine and not full" -n 2 --dist loadfile
+	$(PYTEST) tests/lab tests/engine -m "engine and not full"
 
 test-full: test
 	$(PYTEST) tests/lab tests/engine -m full

@@ -86,6 +86,7 @@ def test_shadow_on_the_cycle_pair(engine_host: Any, tmp_path: Path) -> None:
     assert rig.host.tree_hash(["/root/ml-env/lib/python3.11/site-packages/sglang"]) == package
 
 
+@pytest.mark.full  # four minutes; every CI run has tp 2 and the wrong token at the engine's own level (test_shadow)
 def test_shadow_at_tp_2_serves_the_baselines_tokens_and_a_wrong_one_shows(
     engine_host: Any, tmp_path: Path
 ) -> None:

@@ -12,7 +12,7 @@ from .outcome import confirmed
 from .wire import AgentError
 
 #: Limits of a rollback that was asked for on the host itself, without a hosts.yaml at hand (seconds).
-DEFAULTS: Dict[str, Any] = {"stop": 90, "confirm": 60, "cap": 1800}
+DEFAULTS: Dict[str, Any] = {"stop": 30, "confirm": 60, "cap": 1800}
 
 
 def rollback(layout: Layout, request: Dict[str, Any], archive: str) -> Dict[str, Any]:

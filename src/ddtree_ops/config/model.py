@@ -85,7 +85,7 @@ class Timeouts(_Strict):
     graphs: Seconds = Field(default=180, description="stall limit while CUDA graphs are captured")
     serve: Seconds = Field(default=30, description="stall limit of the first generations")
     confirm: Seconds = Field(default=60, description="how long a gated release waits for confirmation")
-    stop: Seconds = Field(default=90, description="how long the service may take to stop")
+    stop: Seconds = Field(default=30, description="how long the service may take to stop")
     cap: Seconds = Field(default=1800, description="absolute limit of one phase")
 
 

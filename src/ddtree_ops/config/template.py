@@ -18,7 +18,7 @@ defaults:                       # any key of a host
   # interpreter: /root/ml-env/bin/python3   # default: what the adopted unit says
   # host_key: strict            # or accept-new, or a fingerprint SHA256:...
   # timeouts:                   # seconds; the phases of a start are stall limits
-  #   {connect: 10, command: 60, import: 30, weights: 120, graphs: 180, serve: 30, confirm: 60, stop: 90}
+  #   {connect: 10, command: 60, import: 30, weights: 120, graphs: 180, serve: 30, confirm: 60, stop: 30}
 
 groups:
   h200:
