@@ -14,6 +14,10 @@ from .systemd import ctl, run, show
 from .wire import AgentError
 
 _HEALTH_S = 25.0  # 0.5.11 waits 20 s for its scheduler before it says 503
+#: After SIGKILL a process is gone in this time, or it sleeps in the kernel.
+_UNKILLABLE_S = 15.0
+#: systemd's own TimeoutStopSec= (90 s by default) ends a stop whose last exit it missed.
+_UNNOTICED_S = 180.0
 _PROPS = [
     "ActiveState",
     "SubState",
@@ -118,12 +122,19 @@ def stop(unit: str, limit_s: float) -> Dict[str, Any]:
         if spent > limit_s and not killed:
             ctl("kill", "--signal=SIGKILL", unit)
             killed = True
-        if spent > limit_s + 15:
+        if spent > limit_s + _UNKILLABLE_S and pids(facts(unit).get("ControlGroup", "")):
             raise AgentError(
                 "rolled-back",
                 f"{unit} has processes that survive SIGKILL: {_left(unit)}",
                 meaning="a process in uninterruptible sleep (a hung GPU or disk)",
                 next="dmesg | tail; a reboot is the usual way out",
+            )
+        if spent > limit_s + _UNNOTICED_S:
+            raise AgentError(
+                "rolled-back",
+                f"{unit} has no process left, and systemd does not notice",
+                meaning="a guest with cgroup v1: nobody tells its systemd that a unit is empty",
+                next=f"systemctl status {unit}; a shorter TimeoutStopSec= ends such a stop sooner",
             )
         time.sleep(0.05)
     end = facts(unit)
