@@ -1,7 +1,6 @@
 """A second look at the host before a release is blamed: GPUs, device nodes, Xid events and disk, against before."""
 
 import glob
-import os
 import shutil
 from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
 
