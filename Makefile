@@ -4,7 +4,7 @@ SHELL := /bin/bash
 PYTEST := .venv/bin/python -m pytest
 
 help:
-	@echo "make demo        the main job: boot a throwaway host, deploy the real engine in shadow mode, roll it back"
+	@echo "make demo        the main job: boot a throwaway host, deploy the real engine in shadow mode, roll it back (TP=2: at tp 2)"
 	@echo "make test        all checks and tests of one CI run"
 	@echo "make test-full   those and the long ones"
 	@echo "make engine-env  .venv-engine: SGLang 0.5.11 on a CPU build of torch (2 GB)"

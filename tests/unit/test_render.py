@@ -265,7 +265,7 @@ def test_a_host_without_a_service_gets_a_whole_unit(modes: Modes) -> None:
     item = render(host, facts, "shadow", modes)
     seen = meaning(item)
     assert item.dropin is None and seen.fatal is None and seen.notes == []
-    assert seen.service("KillMode") == "mixed" and seen.service("TimeoutStopSec") == "90"
+    assert seen.service("KillMode") == "mixed" and seen.service("TimeoutStopSec") == f"{host.timeouts.stop:g}"
     assert item.argv[3:5] == ["--model-path", "/m/a b"]
     with pytest.raises(UsageProblem, match="needs the host key model"):
         render(host_of(interpreter="/opt/v/bin/python"), facts, "shadow", modes)

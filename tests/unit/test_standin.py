@@ -97,7 +97,7 @@ def patched(series: str, tmp_path: Path) -> Path:
 
 def test_healthy_dflash_serves_and_drains(start: Callable[..., Any]) -> None:
     server = start(*DFLASH, rules=rule(delay={"serve": 0.6}, step_seconds=0.02))
-    assert server.statuses_until_ready(30) == [0, 503, 200]
+    assert server.statuses_until_ready(60) == [0, 503, 200]
     one, again = server.generate([1, 2, 3], 16)[1], server.generate([1, 2, 3], 16)[1]
     assert one["output_ids"] == again["output_ids"]
     assert (one["meta_info"]["spec_accept_length"], one["meta_info"]["spec_verify_ct"]) == (2.0, 8)
@@ -107,15 +107,15 @@ def test_healthy_dflash_serves_and_drains(start: Callable[..., Any]) -> None:
     info = server.ask("/get_server_info")[1]
     assert info["speculative_algorithm"] == "DFLASH" and info["port"] == server.port and info["tp_size"] == 1
     os.kill(server.process.pid, signal.SIGTERM)
-    assert server.wait_log("SIGTERM received.", 30)
+    assert server.wait_log("SIGTERM received.", 60)
     assert server.ask("/health")[0] == 503
-    assert server.wait_exit(30) == -signal.SIGKILL
+    assert server.wait_exit(60) == -signal.SIGKILL
     assert "Remaining number of requests 0." in server.log()
 
 
 def test_request_in_flight_is_answered_before_a_graceful_end(start: Callable[..., Any]) -> None:
     server = start(rules=rule(step_seconds=0.05))
-    assert server.wait_log(probes.READY, 30)
+    assert server.wait_log(probes.READY, 60)
     code = (
         "import json,urllib.request as u;"
         f"r=u.Request('http://127.0.0.1:{server.port}/generate',"
@@ -123,16 +123,16 @@ def test_request_in_flight_is_answered_before_a_graceful_end(start: Callable[...
         "print(len(json.load(u.urlopen(r))['output_ids']))"
     )
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as client:
-        assert server.wait_log("#new-token: 1,", 30)
+        assert server.wait_log("#new-token: 1,", 60)
         os.kill(server.process.pid, signal.SIGTERM)
         assert client.communicate(timeout=10)[0].strip() == "20"
-    assert server.wait_exit(30) == -signal.SIGKILL
+    assert server.wait_exit(60) == -signal.SIGKILL
     assert "Remaining number of requests 1." in server.log()
 
 
 def test_api_key_is_printed_and_asked_for(start: Callable[..., Any]) -> None:
     server = start("--api-key", "s3cret", "--enable-metrics")
-    assert server.statuses_until_ready(30)[-1] == 200
+    assert server.statuses_until_ready(60)[-1] == 200
     assert "api_key='s3cret'" in server.log()
     assert server.ask("/get_server_info")[0] == 401
     info = server.ask("/get_server_info", headers={"Authorization": "Bearer s3cret"})[1]
@@ -143,19 +143,19 @@ def test_api_key_is_printed_and_asked_for(start: Callable[..., Any]) -> None:
 @pytest.mark.parametrize("argv", [["--speculative-algorithm", "DDTREE"], ["--nonesuch"]])
 def test_unknown_argument_is_argparse_error(start: Callable[..., Any], argv: list[str]) -> None:
     server = start(*argv)
-    assert server.wait_exit(30) == 2
+    assert server.wait_exit(60) == 2
     assert "invalid choice: 'DDTREE'" in server.log() or "unrecognized arguments: --nonesuch" in server.log()
 
 
 def test_port_above_55535_is_refused(start: Callable[..., Any]) -> None:
     server = start(port=60361)
-    assert server.wait_exit(30) == 1
+    assert server.wait_exit(60) == 1
     assert "SGLANG_GRPC_PORT (70361) must be between 1 and 65535" in server.log()
 
 
 def test_missing_draft_is_refused_before_anything_loads(start: Callable[..., Any]) -> None:
     server = start("--speculative-algorithm", "DFLASH")
-    assert server.wait_exit(30) == 1
+    assert server.wait_exit(60) == 1
     assert "requires setting --speculative-draft-model-path" in server.log()
 
 
@@ -196,14 +196,14 @@ def test_a_start_fails_as_told(
     start: Callable[..., Any], then: dict[str, Any], status: int, line: str
 ) -> None:
     server = start("--cuda-graph-max-bs", "8", rules=rule(**then))
-    assert server.wait_exit(30) == status, server.log()
+    assert server.wait_exit(60) == status, server.log()
     assert line in server.log()
 
 
 @pytest.mark.parametrize(("phase", "line"), [("weights", "Load weight begin."), ("serve", "Uvicorn running")])
 def test_hang_is_silent_and_idle(start: Callable[..., Any], phase: str, line: str) -> None:
     server = start(rules=rule(hang=phase))
-    assert server.wait_log(line, 30)
+    assert server.wait_log(line, 60)
     pids = (server.process.pid, server.child("sglang::scheduler"), server.child("sglang::detokenizer"))
 
     def seen() -> tuple[list[list[str]], str]:
@@ -224,23 +224,23 @@ def test_slow_start_shows_progress(start: Callable[..., Any]) -> None:
     server = start(
         rules=rule(slow={"weights": 0.6}, delay={"graphs": 0.1}, log={"graphs": ["JIT: my own line"]})
     )
-    assert server.wait_log(probes.READY, 30)
+    assert server.wait_log(probes.READY, 60)
     assert "Completed | 2/3" in server.log() and "\nJIT: my own line\n" in server.log()
 
 
 def test_rules_apply_where_their_when_holds(start: Callable[..., Any]) -> None:
     rules = [{"when": {"algorithm": "DFLASH"}, "then": {"exit": {"import": 9}}}]
-    assert start(*DFLASH, rules=rules).wait_exit(30) == 9
-    assert start(rules=rules).wait_log(probes.READY, 30)
+    assert start(*DFLASH, rules=rules).wait_exit(60) == 9
+    assert start(rules=rules).wait_log(probes.READY, 60)
     elsewhere = [{"when": {"package": "/opt/ddtree/*"}, "then": {"exit": {"import": 9}}}]
-    assert start(rules=elsewhere).wait_log(probes.READY, 30)
+    assert start(rules=elsewhere).wait_log(probes.READY, 60)
 
 
 def test_lies_after_ready(start: Callable[..., Any]) -> None:
     then = {"generate": "garbage", "garbage_at": 3, "server_info": {"speculative_algorithm": "NGRAM"}}
     bad = start(*DFLASH, rules=rule(**then, capacity={"max_total_num_tokens": 99}))
     good = start(*DFLASH)
-    assert bad.statuses_until_ready(30)[-1] == good.statuses_until_ready(30)[-1] == 200
+    assert bad.statuses_until_ready(60)[-1] == good.statuses_until_ready(60)[-1] == 200
     wrong, right = (server.generate([1, 2], 12)[1]["output_ids"] for server in (bad, good))
     assert wrong[:3] == right[:3] and all(a != b for a, b in zip(wrong[3:], right[3:], strict=True))
     info = bad.ask("/get_server_info")[1]
@@ -251,39 +251,39 @@ def test_lies_after_ready(start: Callable[..., Any]) -> None:
 def test_generate_fails_while_health_says_200(start: Callable[..., Any]) -> None:
     broken, hanging = start(rules=rule(generate="error")), start(rules=rule(generate="hang"))
     for server in (broken, hanging):
-        assert server.statuses_until_ready(30)[-1] == 200
+        assert server.statuses_until_ready(60)[-1] == 200
     assert broken.generate([1], 2)[0] == 500
     with pytest.raises(TimeoutError):
         hanging.ask("/generate", {"text": "x"}, limit_s=0.5)
     assert broken.ask("/health")[0] == hanging.ask("/health")[0] == 200
     os.kill(hanging.process.pid, signal.SIGTERM)
-    assert hanging.wait_log("Remaining number of requests 1.", 30)
+    assert hanging.wait_log("Remaining number of requests 1.", 60)
     assert hanging.wait_exit(0.6) is None
 
 
 def test_missing_draft_directory_fails_in_the_scheduler(start: Callable[..., Any]) -> None:
     server = start("--speculative-algorithm", "DFLASH", "--speculative-draft-model-path", "/nonesuch")
-    assert server.wait_exit(30) == -signal.SIGKILL
+    assert server.wait_exit(60) == -signal.SIGKILL
     assert "OSError: /nonesuch does not appear to have a file named config.json." in server.log()
     assert "Received sigquit from a child process." in server.log()
 
 
 def test_sigint_sigterm_ignored_and_taken_port(start: Callable[..., Any]) -> None:
     first = start(rules=rule(ignore_sigterm=True))
-    assert first.wait_log(probes.READY, 30)
+    assert first.wait_log(probes.READY, 60)
     second = start(port=first.port)
-    assert second.wait_exit(30) == 3
+    assert second.wait_exit(60) == 3
     text = second.log()
     assert text.index("address already in use") < text.index(probes.READY)
     os.killpg(first.process.pid, signal.SIGTERM)
     assert first.wait_exit(0.7) is None and first.ask("/health")[0] == 200
     os.kill(first.process.pid, signal.SIGINT)
-    assert first.wait_exit(30) == 0
+    assert first.wait_exit(60) == 0
 
 
 def test_stopped_scheduler_turns_health_503(start: Callable[..., Any]) -> None:
     server = start(SGLANG_HEALTH_CHECK_TIMEOUT="1")
-    assert server.wait_log(probes.READY, 30)
+    assert server.wait_log(probes.READY, 60)
     pid = server.child("sglang::scheduler")
     os.kill(pid, signal.SIGSTOP)
     assert server.ask("/health")[0] == 503
@@ -302,7 +302,7 @@ def test_stopped_scheduler_turns_health_503(start: Callable[..., Any]) -> None:
 
 def test_two_ranks_log_under_their_names(start: Callable[..., Any]) -> None:
     server = start("--tp", "2")
-    assert server.wait_log(probes.READY, 30)
+    assert server.wait_log(probes.READY, 60)
     assert " TP0] Load weight begin" in server.log() and " TP1] Load weight begin" in server.log()
     assert server.child("sglang::scheduler_TP1") != server.child("sglang::scheduler_TP0")
 
@@ -320,7 +320,7 @@ def test_two_ranks_log_under_their_names(start: Callable[..., Any]) -> None:
 )
 def test_bad_scenario_is_one_sentence(start: Callable[..., Any], text: str, sentence: str) -> None:
     server = start(rules=text)
-    assert server.wait_exit(30) == 1
+    assert server.wait_exit(60) == 1
     assert sentence in server.log() and "Traceback" not in server.log()
 
 
@@ -328,7 +328,7 @@ def test_series_adds_ddtree(start: Callable[..., Any], tmp_path: Path) -> None:
     shadow = [*DFLASH, "--speculative-algorithm", "DDTREE", "--speculative-ddtree-budget", "24"]
     shadow += ["--speculative-ddtree-topk-cap", "6", "--speculative-ddtree-shadow-linear"]
     server, plain = start(*shadow, package=patched("series", tmp_path)), start(*DFLASH)
-    assert server.statuses_until_ready(30)[-1] == plain.statuses_until_ready(30)[-1] == 200
+    assert server.statuses_until_ready(60)[-1] == plain.statuses_until_ready(60)[-1] == 200
     info = server.ask("/get_server_info")[1]
     assert info["internal_states"][0]["ddtree_mode"] == "shadow-linear"
     said = {

@@ -49,6 +49,8 @@ def _drift(layout: Layout, unit: Dict[str, str], record: Dict[str, Any], running
     want = None if record["release"] == "baseline" else record["release"]
     if unit.get("MainPID", "0") != "0" and running != want and not trial:
         found.append(f"the main process runs {running or 'the baseline'}, {record['release']} is confirmed")
+    if unit.get("ActiveState") != "active" and not trial:
+        found.append(f"{layout.service} is {unit.get('ActiveState', 'unknown')}: nothing serves")
     if unit.get("NeedDaemonReload") == "yes":
         found.append(f"unit files of {layout.service} changed on disk: systemctl daemon-reload")
     return found

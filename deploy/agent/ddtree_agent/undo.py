@@ -32,8 +32,10 @@ def rollback(layout: Layout, request: Dict[str, Any], archive: str) -> Dict[str,
     now = confirmed(layout)
     target = _target(layout, now, request.get("to"))
     if target is None:
+        further = "" if now["release"] == BASELINE else " (further back: --to baseline, or another release)"
         return {
             "nothing": f"nothing to do: {now['release']} is confirmed and no change before it is left to undo"
+            + further
         }
     begun = {
         **request,

@@ -49,7 +49,10 @@ def environment() -> Path:
     """The engine's virtual environment of this project."""
     found = project() / ".venv-engine"
     if not (found / "bin" / "python3").exists():
-        raise LabProblem(f"there is no engine environment at {found}", next="make engine-env")
+        raise LabProblem(
+            f"there is no engine environment at {found}",
+            next="make engine-env in a checkout, or ddtree-ops lab up --engine standin",
+        )
     return found
 
 

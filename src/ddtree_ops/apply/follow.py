@@ -117,6 +117,7 @@ class Following:
         return outcome
 
     def _pause(self, retries: Iterator[float], error: OpsError) -> None:
+        self.on_event({"ev": "note", "text": f"the line is cut ({error.what.splitlines()[0]}); trying again"})
         try:
             time.sleep(next(retries))
         except StopIteration:

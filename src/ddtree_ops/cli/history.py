@@ -33,12 +33,19 @@ def history(
         typer.echo(f"{chosen.name}: nothing was changed here yet")
 
 
+def what(entry: dict[str, Any]) -> str:
+    """The change in words: `deploy shadow 4ab3…`, `rollback to baseline`."""
+    if entry["kind"] == "undo":
+        return f"rollback to {entry['release']}"
+    return f"{entry['kind']} {entry['mode']} {entry['release']}"
+
+
 def describe(entry: dict[str, Any]) -> str:
     """One entry as a line, and its failure as a second one."""
     when = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(entry["at"]))
     line = (
-        f"{when} UTC  {entry['kind']} {entry['mode']} {entry['release']} by {entry['who']}: {entry['outcome']}, "
-        f"{entry['serving']} serves, downtime {entry.get('downtime_s', '?')} s"
+        f"{when} UTC  {what(entry)} by {entry['who']}: {entry['outcome']}, {entry['serving'] or 'nothing'} serves"
+        + (f", downtime {entry['downtime_s']} s" if entry.get("downtime_s") else "")
     )
     failure = entry.get("failure") or {}
     if failure:

@@ -73,7 +73,9 @@ def _beside() -> Path | None:
     from ddtree_ops.config import discover
 
     try:
-        return discover().absolute().parent
+        found = discover().absolute().parent
+        # The project that `lab up` wrote lies in the state of the lab that it speaks of.
+        return found.parent.parent if found.parent.name == ".lab" else found
     except UsageProblem:
         return None
 
@@ -113,8 +115,9 @@ def up(
         for host in booted:
             if there[host.name]["engine"] != "none":
                 say(f"{host.name}: the baseline answers after {host.wait_http()} s")
-        say(f"next: ddtree-ops lab ssh {booted[0].name}, or ddtree-ops adopt --host {booted[0].name}")
-        say(f"from another project: export DDTREE_OPS_SSH_CONFIG={lab.state.ssh_config}")
+        project = _part("rehearsal").write(lab.state, there)
+        say(f"a project to rehearse in: cd {project}; ddtree-ops adopt --host {booted[0].name} --yes")
+        say(f"from a project of your own: export DDTREE_OPS_SSH_CONFIG={lab.state.ssh_config}")
 
 
 @app.command()
@@ -165,7 +168,7 @@ def ssh(
 @app.command(context_settings={"ignore_unknown_options": True})
 def fault(
     host: HostArg,
-    name: Annotated[str, typer.Argument(metavar="FAULT", help="See the list below.")],
+    name: Annotated[str, typer.Argument(metavar="FAULT", help="One of those above.")],
     args: Annotated[list[str] | None, typer.Argument(metavar="[ARG]...")] = None,
 ) -> None:
     """Break a lab host, or mend it.

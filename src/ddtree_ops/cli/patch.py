@@ -9,7 +9,9 @@ import typer
 
 from ddtree_ops.cli._options import JsonOpt
 
-app = typer.Typer(help="Check a patch series.", no_args_is_help=True)
+app = typer.Typer(
+    help="Check a patch series.", no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False
+)
 
 
 @app.callback()
