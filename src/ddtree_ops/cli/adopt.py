@@ -28,7 +28,7 @@ def adopt(host: HostOpt = None, config: ConfigOpt = None, yes: YesOpt = False, j
             say(f"{one.name}: note: {note}")
         if facts.unit.exec is None:
             say(
-                f"{one.name}: note: there is no {one.service} on this host; if there should be, correct service: in hosts.yaml"
+                f"{one.name}: note: there is no {one.service} here; if there should be, correct service: in hosts.yaml"
             )
         path = inventory.facts_path(one.name)
         changed = _write(path, facts, one.name, yes, json)
