@@ -1,7 +1,6 @@
 """The agent's verbs. The operator's controller calls them over SSH; a person may type most of them on the host."""
 
 import argparse
-import json
 import os
 import sys
 import traceback
@@ -199,12 +198,13 @@ OPS: Dict[str, Op] = {
 
 
 def _crashed(error: Exception) -> None:
-    frames = traceback.format_exception(type(error), error, error.__traceback__)
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    where = f"{os.path.basename(last.filename)}:{last.lineno}, in {last.name}"
     fields = {
         "kind": "bug",
         "what": f"the agent failed: {type(error).__name__}: {error}",
-        "evidence": None,
-        "meaning": "".join(frames),
-        "next": None,
+        "evidence": where,
+        "meaning": "a fault in ddtree-ops, not in what you typed; what was touched says `status`",
+        "next": "ddtree-ops status",
     }
-    emit({"ev": "result", "ok": False, "error": json.loads(json.dumps(fields))})
+    emit({"ev": "result", "ok": False, "error": fields})
