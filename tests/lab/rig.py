@@ -147,6 +147,13 @@ class Rig:
             assert time.monotonic() < until, f"still not so after {limit_s} s: {script}"
             time.sleep(0.1)
 
+    def wait_ssh(self, limit_s: float = 60) -> None:
+        """Wait until logins work: a booting host may still restart its sshd after the first banner."""
+        until = time.monotonic() + limit_s
+        while self.host.ssh("true", timeout=10)[0] != 0:
+            assert time.monotonic() < until, "no login"
+            time.sleep(0.2)
+
     def serving(self) -> str:
         """The algorithm that the answering server says it runs (`None` for a plain baseline)."""
         until = time.monotonic() + 60

@@ -65,6 +65,8 @@ def test_a_confirm_after_a_reboot_confirms_nothing(rig: Rig) -> None:
     nonce = json.loads(rig.host.read(f"{STATE}/txn/{txn}/intent.json"))["nonce"]
     rig.host.fault("crash")
     rig.host.fault("start")
+    rig.serving()
+    rig.wait_ssh()
     inventory = load_inventory(rig.project / "hosts.yaml")
     host = inventory.hosts[rig.host.name].model_copy(update={"ssh_config": rig.env["DDTREE_OPS_SSH_CONFIG"]})
     with connect(inventory, host) as client, pytest.raises(RolledBack):
