@@ -230,11 +230,19 @@ def test_metric_names_and_types(pair: tuple[Seen, Seen]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("how", "status"), [("SIGTERM", -9), ("SIGINT", 0), ("taken port", 3), ("scheduler killed", -9)]
+    ("how", "status", "rarely"),
+    [
+        ("SIGTERM", -9, -9),
+        ("SIGINT", 0, 0),
+        # uvicorn gives up with 3; on a loaded machine a child's SIGQUIT was seen to overtake it
+        ("taken port", 3, -9),
+        ("scheduler killed", -9, -9),
+    ],
 )
-def test_ends(pair: tuple[Seen, Seen], how: str, status: int) -> None:
+def test_ends(pair: tuple[Seen, Seen], how: str, status: int, rarely: int) -> None:
     standin, real = pair
-    assert standin.ends[how][0] == real.ends[how][0] == status
+    assert standin.ends[how][0] == status
+    assert real.ends[how][0] in (status, rarely)
     assert standin.ends[how][1], "the stand-in said nothing at its end"
     assert in_order(standin.ends[how][1], real.ends[how][1]) == ""
 
