@@ -108,3 +108,98 @@ def test_a_release_that_is_confirmed_survives_its_own_failed_redeploy(rig: Rig) 
     rig.scenario()
     rig.host.check(f"systemctl reset-failed {UNIT}; systemctl start {UNIT}")
     assert rig.serving() == "DDTREE"
+
+
+def test_a_confirmed_release_that_somebody_changed_is_seen_and_repaired(rig: Rig) -> None:
+    assert rig.cli("deploy").rc == 0
+    release = rig.status()["confirmed"]["release"]
+    assert rig.cli("status", "--exit-code").rc == 0
+    kept = f"/etc/systemd/system/{UNIT}.d/50-ddtree.conf"
+    rig.host.check(f"sed -i 's/budget 6/budget 4/' {kept}; systemctl daemon-reload; systemctl restart {UNIT}")
+    assert rig.cli("status", "--exit-code").rc == 5
+    assert rig.cli("deploy").rc == 0
+    assert "budget 6" in rig.host.read(kept)
+    assert json.loads(rig.host.http("/get_server_info")[1])["speculative_ddtree_budget"] == 6
+    rig.host.check(f"rm -rf /opt/ddtree/releases/{release}/overlay/sglang/srt/managers")
+    assert rig.cli("status", "--exit-code").rc == 5
+    assert rig.cli("deploy").rc == 0
+    assert rig.cli("status", "--exit-code").rc == 0
+    rig.host.check(f"rm {kept}; systemctl daemon-reload; systemctl restart {UNIT}")
+    assert rig.cli("deploy").rc == 0
+    assert rig.serving() == "DDTREE"
+
+
+@pytest.mark.full  # the guard gives a silent runner half a minute
+def test_a_stopped_runner_does_not_hold_the_host(rig: Rig) -> None:
+    rig.scenario(HANGS)
+    deploy = rig.start("deploy")
+    rig.wait_state("STARTING")
+    rig.host.check("systemctl kill --kill-who=main --signal=STOP 'ddtree-txn-*.service'")
+    _, err = deploy.communicate(timeout=180)
+    assert deploy.returncode == 10, err
+    assert rig.serving() == "None"
+
+
+def test_a_rollout_whose_record_was_removed_is_taken_back(rig: Rig) -> None:
+    rig.scenario(HANGS)
+    deploy = rig.start("deploy")
+    rig.wait_state("STARTING")
+    rig.host.check(
+        f"systemctl kill --kill-who=main --signal=STOP 'ddtree-txn-*.service'; rm -rf {STATE}/txn/*"
+    )
+    rig.host.check("systemctl kill --kill-who=main --signal=KILL 'ddtree-txn-*.service'")
+    _, err = deploy.communicate(timeout=120)
+    assert deploy.returncode == 11, err
+    rig.wait("! ls /run/systemd/system/*.d/60-ddtree-trial.conf", 60)
+    assert rig.serving() == "None"
+    rig.wait("! systemctl is-active 'ddtree-guard-*.timer'", 60)
+
+
+def test_a_trial_that_no_rollout_speaks_for_is_seen_and_taken_away(rig: Rig) -> None:
+    assert rig.cli("deploy").rc == 0
+    text = rig.host.read(f"/etc/systemd/system/{UNIT}.d/50-ddtree.conf")
+    assert rig.cli("rollback").rc == 0
+    rig.host.write(f"/run/systemd/system/{UNIT}.d/60-ddtree-trial.conf", text)
+    rig.host.check(f"systemctl daemon-reload; systemctl restart {UNIT}")
+    assert rig.serving() == "DDTREE"
+    assert rig.cli("status", "--exit-code").rc == 5
+    assert rig.cli("rollback").rc == 0
+    assert rig.serving() == "None"
+    assert rig.cli("status", "--exit-code").rc == 0
+
+
+def test_operators_who_all_roll_back_are_all_right(rig: Rig) -> None:
+    assert rig.cli("deploy").rc == 0
+    runs = [rig.start("rollback") for _ in range(3)]
+    ends = [run.communicate(timeout=60)[1] for run in runs]
+    assert rig.serving() == "None"
+    assert all(run.returncode in (0, 4) for run in runs), ends
+    assert any(run.returncode == 0 for run in runs)
+
+
+def test_an_etc_that_takes_no_write_is_noticed_before_the_confirm(rig: Rig) -> None:
+    rig.scenario(SLOW)
+    deploy = rig.start("deploy")
+    rig.wait_state("STARTING")
+    rig.host.fault("read-only", "/etc")
+    try:
+        _, err = deploy.communicate(timeout=90)
+    finally:
+        rig.host.fault("read-only-restore", "/etc")
+    assert deploy.returncode == 10, err
+    assert "read-only" in err
+
+
+def test_a_damaged_note_of_what_is_confirmed_does_not_stop_a_rollback(rig: Rig) -> None:
+    rig.scenario(HANGS)
+    deploy = rig.start("deploy")
+    rig.wait_state("STARTING")
+    rig.host.write(f"{STATE}/confirmed", "junk{")
+    rig.host.check("systemctl kill --kill-who=main --signal=KILL 'ddtree-txn-*.service'")
+    _, err = deploy.communicate(timeout=90)
+    assert deploy.returncode == 10, err
+    assert rig.serving() == "None"
+    assert rig.cli("status", "--exit-code").rc == 5
+    rig.scenario()
+    assert rig.cli("deploy").rc == 0
+    assert rig.cli("status", "--exit-code").rc == 0

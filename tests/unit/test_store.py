@@ -221,17 +221,6 @@ def test_what_a_power_cut_left_of_a_release_is_built_anew(layout: Layout, base: 
     store.verify(layout, release.digest)
 
 
-def test_a_damaged_release_that_is_confirmed_is_not_replaced(layout: Layout, base: Path) -> None:
-    release = release_of(base)
-    stage(layout, release)
-    folder = Path(layout.release(release.digest))
-    folder.chmod(0o755)
-    (folder / "manifest.json").unlink()
-    with pytest.raises(AgentError):
-        payload = io.BytesIO(release.payload())
-        store.stage(layout, "abc-2", copy.deepcopy(release.manifest), payload, keep=(release.digest,))
-
-
 def test_only_directories_of_ours_are_deleted(layout: Layout, tmp_path: Path) -> None:
     os.makedirs(layout.staging)
     outside = tmp_path / "precious"

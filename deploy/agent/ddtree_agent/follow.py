@@ -8,12 +8,12 @@ from . import guard
 from .core.txn import is_open
 from .journal import Txn
 from .outcome import failed_rollback, outcome
-from .wire import emit, result
+from .wire import AgentError, emit, result
 
 _POLL_S = 0.1
 _BEAT_S = 3.0
 #: Without a runner and without a state change for this long, nobody is at work.
-_ORPHAN_S = 45.0
+_ORPHAN_S = 90.0
 
 
 def follow(txn: Txn, skip: int = 0) -> None:
@@ -27,6 +27,13 @@ def follow(txn: Txn, skip: int = 0) -> None:
     beat = quiet = time.monotonic()
     while True:
         state = txn.state
+        if not txn.exists:
+            raise AgentError(
+                "rollback-failed",
+                f"the record of rollout {txn.id} was removed on the host",
+                meaning="its guard takes the trial away within half a minute",
+                next="ddtree-ops status, then ddtree-ops rollback",
+            )
         for event in _events(txn, seen):
             seen += 1
             quiet = beat = time.monotonic()
@@ -37,7 +44,7 @@ def follow(txn: Txn, skip: int = 0) -> None:
         if now - beat > _BEAT_S:
             beat = now
             emit({"ev": "beat", "state": state})
-            if guard.at_work(txn) or guard.armed(txn):
+            if guard.at_work(txn) and txn.silent_s() < _ORPHAN_S:
                 quiet = now
         if now - quiet > _ORPHAN_S:
             result(outcome=None, state=state, orphan=True)

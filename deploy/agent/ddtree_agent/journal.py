@@ -109,7 +109,22 @@ class Txn:
     def abort_asked(self) -> Optional[str]:
         """The operator's note, in words."""
         found = read_json(os.path.join(self.dir, "abort"))
-        return f"{found['who']} ended the rollout" if isinstance(found, dict) else None
+        return f"the rollout was ended: {found['who']}" if isinstance(found, dict) else None
+
+    def beat(self) -> None:
+        """Show that the runner runs (a stopped one, SIGSTOP, lives and does nothing)."""
+        try:
+            with open(os.path.join(self.dir, "beat"), "ab"):
+                os.utime(os.path.join(self.dir, "beat"))
+        except OSError:
+            pass
+
+    def silent_s(self) -> float:
+        """Seconds since the last beat; 0 before the first one."""
+        try:
+            return time.time() - os.stat(os.path.join(self.dir, "beat")).st_mtime
+        except OSError:
+            return 0.0
 
     def say(self, event: Dict[str, Any]) -> None:
         """Append one event for whoever follows. A full disk loses the event, never the rollout."""

@@ -76,7 +76,7 @@ def _push(request: Dict[str, Any], payload: BinaryIO) -> None:
         rollout.settle(layout, installed(layout, request["agent"]))
         store.sweep_staging(layout)
         keep = outcome.keep(layout)
-        store.stage(layout, request["txn"], manifest, payload, keep)
+        store.stage(layout, request["txn"], manifest, payload)
         if request.get("secrets"):
             write_secrets(layout, request["secrets"])
         report = smoke.smoke({**request["smoke"], "release": manifest["release"], "service": layout.service})

@@ -20,7 +20,11 @@ Failure = Dict[str, Any]
 
 def confirmed(layout: Layout) -> Dict[str, Any]:
     """What this host runs by decision: {"release": digest or baseline, "undo": the one before, or None}."""
-    found = read_json(layout.confirmed)
+    try:
+        found = read_json(layout.confirmed)
+    except AgentError:
+        # Our note is damaged; the drop-in in /etc is what boots, and so what counts.
+        return {"release": service.kept_release(layout), "undo": None, "damaged": True}
     return found if isinstance(found, dict) else {"release": BASELINE, "undo": None}
 
 
@@ -35,7 +39,8 @@ def set_confirmed(layout: Layout, release: str, undo: Optional[str], txn_id: str
     before = confirmed(layout)
     service.put_kept(layout, _kept_text(layout, release))
     record = {**before, "schema_version": 1, "release": release, "undo": undo, "txn": txn_id}
-    record.pop("abandoned", None)
+    for passing in ("abandoned", "damaged"):
+        record.pop(passing, None)
     if undo is None and before["release"] != release:
         record["abandoned"] = before["release"]
     write_json(layout.confirmed, record)
@@ -50,6 +55,8 @@ def confirm(txn: Txn, nonce: str) -> Dict[str, Any]:
             meaning="nothing changed",
             next="ddtree-ops status",
         )
+    if txn.state == "GATED":
+        _still_confirmable(txn)
     if txn.state not in ("CONFIRMING", "CONFIRMED") and not txn.to("CONFIRMING"):
         raise AgentError(
             "rolled-back",
@@ -58,6 +65,23 @@ def confirm(txn: Txn, nonce: str) -> Dict[str, Any]:
         )
     finish_confirm(txn)
     return outcome(txn) or {}
+
+
+def _still_confirmable(txn: Txn) -> None:
+    """Before the point of no return: the unit in force is the planned one, and /etc takes a write.
+
+    Raises AgentError after asking the runner to roll back.
+    """
+    layout, release = txn.layout, txn.intent["release"]
+    try:
+        manifest = store.manifest_of(layout, release)
+        service.read_back(layout, layout.trial, manifest["exec_argv"], store.dropin_text(manifest))
+        folder = os.path.dirname(os.path.dirname(layout.kept))
+        if not os.access(folder, os.W_OK):
+            raise AgentError("rolled-back", f"{folder} is read-only: the release could not be kept")
+    except AgentError as error:
+        txn.ask_abort(error.fields["what"])
+        raise
 
 
 def finish_confirm(txn: Txn) -> None:
@@ -107,7 +131,14 @@ def rolled_back(txn: Txn, failure: Failure, **measured: Any) -> None:
     if txn.state not in ("ROLLING_BACK", "CONFIRMING"):
         _claim(txn, failure)
     serving = confirmed(txn.layout)["release"] if txn.intent["was_active"] else None
-    fields = {"outcome": "rolled-back", "serving": serving, "failure": failure, **measured}
+    # A rollback whose target is what the host now boots has done what was asked, however it got there.
+    reached = txn.intent["kind"] == "undo" and confirmed(txn.layout)["release"] == txn.intent["release"]
+    fields = {
+        "outcome": "confirmed" if reached else "rolled-back",
+        "serving": serving,
+        "failure": failure,
+        **measured,
+    }
     try:
         _record(txn, fields)
     except OSError as error:

@@ -106,6 +106,7 @@ def state(name: str) -> Dict[str, Any]:
     """{confirmed, open: {id, state, who, mode} | null, releases: [digest], lock: who | null}."""
     from .guard import at_work
     from .journal import open_txn
+    from .status import drift
 
     layout = Layout(name)
     pending = open_txn(layout)
@@ -122,6 +123,7 @@ def state(name: str) -> Dict[str, Any]:
         else None,
         "releases": sorted(os.listdir(layout.releases)) if os.path.isdir(layout.releases) else [],
         "lock": holder(layout),
+        "drift": drift(layout),
     }
 
 

@@ -1,6 +1,7 @@
 """The runner of one rollout: arm, stop, switch, start, watch, wait for the confirm; back on any failure."""
 
 import os
+import threading
 import time
 from typing import Any, Dict, Optional
 
@@ -25,12 +26,16 @@ from .wire import AgentError
 
 #: A phase may take its cap, a stop its limit; the guard waits this much longer before it takes over.
 _SLACK_S = 120.0
+#: The runner beats this often; without a beat for so long it hangs (SIGSTOP, a debugger).
+_BEAT_S, _HUNG_S = 2.0, 30.0
+_ABANDONED_STOP_S = 30.0
 
 
 def run(layout: Layout, txn_id: str, archive: str) -> None:
     """Run a transaction to its end. Every failure ends in the confirmed release."""
     txn = Txn(layout, txn_id)
     intent = txn.intent
+    threading.Thread(target=_beat, args=(txn,), name="beat", daemon=True).start()
     with locked(layout, f"{intent['kind']} {txn_id} by {intent['who']}", wait_s=15):
         failure = _attempt(txn, intent, archive)
         if failure is not None:
@@ -40,12 +45,15 @@ def run(layout: Layout, txn_id: str, archive: str) -> None:
 def close(layout: Layout, txn_id: str, archive: str) -> None:
     """What the guard does: finish a begun confirm, else bring the confirmed release back."""
     txn = Txn(layout, txn_id)
+    if not txn.exists:
+        _abandon(txn)
+        return
     if not is_open(txn.state):
         guard.disarm(txn)
         return
     # systemd sets this for an ExecStopPost=: the runner has ended, whatever its unit's state says.
     if "SERVICE_RESULT" not in os.environ:
-        if guard.at_work(txn) and not guard.overdue(txn):
+        if guard.at_work(txn) and not guard.overdue(txn) and not _hangs(txn):
             return
         guard.kill_runner(txn)
     with locked(layout, f"guard of {txn_id}", wait_s=20):
@@ -110,6 +118,30 @@ def begin(layout: Layout, request: Dict[str, Any], archive: str) -> Txn:
     return txn
 
 
+def _beat(txn: Txn) -> None:
+    while True:
+        txn.beat()
+        time.sleep(_BEAT_S)
+
+
+def _hangs(txn: Txn) -> bool:
+    """Whether the runner lives and does nothing. Asked twice: a host that slept wakes guard and runner together."""
+    if txn.silent_s() < _HUNG_S:
+        return False
+    time.sleep(3 * _BEAT_S)
+    return txn.silent_s() >= _HUNG_S
+
+
+def _abandon(txn: Txn) -> None:
+    """The rollout's own record is gone: all that is known is that its trial must not stay."""
+    with locked(txn.layout, f"guard of {txn.id}", wait_s=20):
+        if service.drop_trial(txn.layout):
+            service.reload()
+            service.stop(txn.layout.service, _ABANDONED_STOP_S)
+            service.start(txn.layout.service)
+    guard.disarm(txn)
+
+
 def _finish(txn: Txn, archive: str, why: str) -> None:
     if txn.rebooted and not os.path.exists(txn.layout.trial):
         _close_by_reboot(txn)
@@ -166,6 +198,7 @@ def _deploy(txn: Txn, intent: Dict[str, Any], archive: str) -> Optional[Failure]
             return failure
         _step(txn, "READY")
         _prove_origin(layout, manifest)
+        service.read_back(layout, layout.trial, manifest["exec_argv"], text)
         guard.extend(txn, intent["timeouts"]["confirm"] + _SLACK_S)
         _step(txn, "GATED", deadline_s=intent["timeouts"]["confirm"])
         return _await_confirm(txn, intent, watching)
@@ -179,7 +212,8 @@ def _undo(txn: Txn, intent: Dict[str, Any], archive: str) -> Optional[Failure]:
     _stop(txn, intent)
     # From here a reboot boots the target as well: the operator asked for it, nothing is on trial.
     service.drop_trial(layout)
-    set_confirmed(layout, target, None, txn.id)
+    before = confirmed(layout)
+    set_confirmed(layout, target, before["undo"] if before["release"] == target else None, txn.id)
     service.reload()
     _step(txn, "SWITCHED")
     with Watching(txn, intent, HEALTHY) as watching:

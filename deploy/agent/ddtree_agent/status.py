@@ -9,6 +9,7 @@ from .journal import open_txn
 from .layout import Layout, holder
 from .outcome import confirmed
 from .systemd import run, show
+from .wire import AgentError
 
 
 def status(layout: Layout) -> Dict[str, Any]:
@@ -34,26 +35,54 @@ def status(layout: Layout) -> Dict[str, Any]:
         "transaction": {"txn": txn.id, "state": txn.state} if txn else None,
         "held_by": holder(layout),
         "releases": releases,
-        "drift": _drift(layout, unit, record, running),
+        "drift": drift(layout),
     }
 
 
-def _drift(layout: Layout, unit: Dict[str, str], record: Dict[str, Any], running: Any) -> List[str]:
+def drift(layout: Layout) -> List[str]:
+    """Where the host differs from what was confirmed, a sentence each; [] while a rollout is on its way."""
+    if open_txn(layout) is not None:
+        return []
+    unit = show(layout.service, ["ActiveState", "MainPID", "NeedDaemonReload"])
+    record = confirmed(layout)
     found = []
-    kept = os.path.exists(layout.kept)
-    if kept != (record["release"] != "baseline"):
+    if record.get("damaged"):
+        found.append(f"{layout.confirmed} is damaged; the drop-in in /etc was read instead")
+    if os.path.exists(layout.trial):
         found.append(
-            f"{layout.kept} is {'there' if kept else 'missing'} though {record['release']} is confirmed"
+            f"{layout.trial} is in place though no rollout is open: ddtree-ops rollback takes it away"
         )
-    trial = os.path.exists(layout.trial)
-    want = None if record["release"] == "baseline" else record["release"]
-    if unit.get("MainPID", "0") != "0" and running != want and not trial:
-        found.append(f"the main process runs {running or 'the baseline'}, {record['release']} is confirmed")
-    if unit.get("ActiveState") != "active" and not trial:
+    found += _release_drift(layout, record["release"])
+    running = service.running_release(layout.service) or "baseline"
+    if unit.get("ActiveState") != "active":
         found.append(f"{layout.service} is {unit.get('ActiveState', 'unknown')}: nothing serves")
+    elif running != record["release"]:
+        found.append(f"the main process runs {running}, {record['release']} is confirmed")
     if unit.get("NeedDaemonReload") == "yes":
         found.append(f"unit files of {layout.service} changed on disk: systemctl daemon-reload")
     return found
+
+
+def _release_drift(layout: Layout, release: str) -> List[str]:
+    if release == "baseline":
+        return (
+            [f"{layout.kept} is there though the baseline is confirmed"]
+            if os.path.exists(layout.kept)
+            else []
+        )
+    try:
+        store.verify(layout, release)
+        manifest = store.manifest_of(layout, release)
+        text = store.dropin_text(manifest)
+        with open(layout.kept, encoding="utf-8") as file:
+            if file.read() != text:
+                return [f"{layout.kept} is not what release {release} put there"]
+        service.read_back(layout, layout.kept, manifest["exec_argv"], text)
+    except FileNotFoundError:
+        return [f"{layout.kept} is missing though {release} is confirmed"]
+    except AgentError as error:
+        return [" ".join(str(error.fields[key]) for key in ("what", "meaning") if error.fields[key])]
+    return []
 
 
 def history(layout: Layout, limit: int) -> List[Dict[str, Any]]:

@@ -46,21 +46,17 @@ def file_digest(path: str) -> str:
     return whole.hexdigest()
 
 
-def stage(
-    layout: Layout, txn_id: str, manifest: Dict[str, Any], payload: BinaryIO, keep: Collection[str] = ()
-) -> None:
+def stage(layout: Layout, txn_id: str, manifest: Dict[str, Any], payload: BinaryIO) -> None:
     """Build releases/<digest> from the host's own base package and the files that travel. Raises AgentError, and
     leaves nothing of ours behind, where a byte is not what the manifest says."""
     final = layout.release(manifest["release"])
+    damaged = False
     if os.path.isdir(final):
         try:
             verify(layout, manifest["release"])
             return
         except AgentError:
-            if manifest["release"] in keep:
-                raise
-            # What a power cut left of a release is of no use; what still is confirmed is never replaced.
-            set_aside(layout, manifest["release"], txn_id)
+            damaged = True  # a power cut, a hand: built anew from the same sources it is the same release
     _room(layout, manifest)
     os.makedirs(layout.staging, exist_ok=True)
     os.makedirs(layout.releases, exist_ok=True)
@@ -69,6 +65,8 @@ def stage(
     try:
         _fill(here, manifest, payload)
         _seal(here)
+        if damaged:
+            set_aside(layout, manifest["release"], txn_id)
         os.rename(here, final)
         sync_dir(layout.releases)
     except BaseException:

@@ -24,6 +24,14 @@ def rollback(layout: Layout, request: Dict[str, Any], archive: str) -> Dict[str,
     rollout.note_reboot(layout)
     request = {**local_request(layout), **request}
     running = open_txn(layout)
+    if running is not None and running.intent["kind"] == "undo":
+        if request.get("to") not in (None, running.intent["release"]):
+            raise AgentError(
+                "locked",
+                f"a rollback to {running.intent['release']} is on its way",
+                next="ddtree-ops status, then type the same command again when it has ended",
+            )
+        return {"txn": running.id, "release": running.intent["release"]}  # two who want the same
     if running is not None:
         if not guard.at_work(running) and not guard.armed(running):
             guard.arm(running, archive, 0)
@@ -31,6 +39,8 @@ def rollback(layout: Layout, request: Dict[str, Any], archive: str) -> Dict[str,
         return {"txn": running.id, "ended": True}
     now = confirmed(layout)
     target = _target(layout, now, request.get("to"))
+    if target is None and os.path.exists(layout.trial):
+        target = now["release"]  # a trial that no rollout speaks for: the confirmed release must serve
     if target is None:
         further = "" if now["release"] == BASELINE else " (further back: --to baseline, or another release)"
         return {

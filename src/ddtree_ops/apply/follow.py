@@ -101,8 +101,11 @@ class Following:
         try:
             with self.connect() as fresh:
                 fresh.call("confirm", {"txn": self.txn, "nonce": self.nonce})
-        except RolledBack:
-            pass  # it ended meanwhile; the events to come say how
+        except Unreachable:
+            raise
+        except OpsError as error:
+            # It ended meanwhile, or the host could not write: the events to come say how it goes on.
+            self.on_event({"ev": "note", "text": f"not confirmed: {error.what}"})
 
     def _result(self, event: dict[str, Any]) -> dict[str, Any]:
         self.on_event(event)

@@ -214,5 +214,8 @@ def _plan(
         loses=rendered.loses,
         notes=rendered.notes,
         downtime=estimate_downtime(past, host.timeouts.stop),
-        done=confirmed == release.digest and service["active_state"] == "active",
+        done=confirmed == release.digest
+        and service["active_state"] == "active"
+        and not seen["state"].get("open")
+        and not seen["state"].get("drift"),
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from collections.abc import Sequence
 from typing import Annotated, Any
@@ -67,6 +68,8 @@ def _root(
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run one command line and exit with its code (design 6). No error leaves here as a traceback."""
+    # SIGTERM is an interrupt too: a rollout is asked back, not left to its deadline.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     sys.exit(run(list(sys.argv[1:] if argv is None else argv)))
 
 

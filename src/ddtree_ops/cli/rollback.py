@@ -44,5 +44,6 @@ def rollback(
         say(
             f"{chosen.name}: {nothing}"
             if nothing
-            else f"{chosen.name}: back on {outcome['serving']}, downtime {outcome.get('downtime_s')} s"
+            else f"{chosen.name}: back on {outcome['serving']}"
+            + (f", downtime {outcome['downtime_s']} s" if outcome.get("downtime_s") else "")
         )

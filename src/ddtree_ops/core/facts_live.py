@@ -220,6 +220,7 @@ class State:
     open: OpenTxn | None
     releases: tuple[str, ...]
     lock: str | None
+    drift: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
