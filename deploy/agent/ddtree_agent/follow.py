@@ -4,7 +4,6 @@ import json
 import time
 from typing import Any, Dict, Iterator
 
-from . import guard
 from .core.txn import is_open
 from .journal import Txn
 from .outcome import failed_rollback, outcome
@@ -13,7 +12,7 @@ from .wire import AgentError, emit, result
 _POLL_S = 0.1
 _BEAT_S = 3.0
 #: Without a runner and without a state change for this long, nobody is at work.
-_ORPHAN_S = 90.0
+_ORPHAN_S = 60.0
 
 
 def follow(txn: Txn, skip: int = 0) -> None:
@@ -44,8 +43,8 @@ def follow(txn: Txn, skip: int = 0) -> None:
         if now - beat > _BEAT_S:
             beat = now
             emit({"ev": "beat", "state": state})
-            if guard.at_work(txn) and txn.silent_s() < _ORPHAN_S:
-                quiet = now
+            if txn.silent_s() < _BEAT_S * 3:
+                quiet = now  # the runner, or its guard, is at work
         if now - quiet > _ORPHAN_S:
             result(outcome=None, state=state, orphan=True)
             return

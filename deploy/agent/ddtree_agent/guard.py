@@ -13,6 +13,8 @@ from .wire import AgentError
 
 #: The guard looks this often (seconds); what it may find is a runner that systemd could not follow up by itself.
 _LOOK_S = 20
+#: Set for a guard that was started because the runner ended: its unit may still be on its way out.
+RUNNER_ENDED = "DDTREE_RUNNER_ENDED"
 
 
 def runner_unit(txn_id: str) -> str:
@@ -31,9 +33,9 @@ def launch(txn: Txn, archive: str) -> None:
             f"--unit={runner_unit(txn.id)}",
             f"--description=ddtree-ops rollout of {txn.layout.service}",
             "--property=Type=exec",
-            # Whatever ends the runner, SIGKILL included, the same rollback is run at once.
-            "--property=ExecStopPost=" + " ".join([*command, "guard"]),
-            "--property=TimeoutStopSec=infinity",
+            # Whatever ends the runner, SIGKILL included, the guard looks at once. In a unit of its own, because a
+            # shutdown waits for an ExecStopPost= and must not wait for a rollback.
+            "--property=ExecStopPost=" + " ".join(_now(txn, command)),
             "--",
             *command,
             "run",
@@ -90,14 +92,18 @@ def keep_armed(txn: Txn, archive: str, seconds: float) -> None:
 
 def armed(txn: Txn) -> bool:
     """Whether the guard's timer waits or its look is under way."""
-    names = (f"ddtree-guard-{txn.id}.timer", f"ddtree-guard-{txn.id}.service")
+    names = [
+        f"ddtree-guard-{txn.id}.timer",
+        f"ddtree-guard-{txn.id}.service",
+        f"ddtree-guard-now-{txn.id}.service",
+    ]
     return any(facts(name).get("ActiveState") in ("active", "activating") for name in names)
 
 
 def extend(txn: Txn, seconds: float) -> None:
     """Progress was seen: the runner has `seconds` more (CLOCK_BOOTTIME, so that a suspended host loses none)."""
     try:
-        write_json(os.path.join(txn.dir, "deadline"), {"boottime": _now() + seconds})
+        write_json(os.path.join(txn.dir, "deadline"), {"boottime": _boottime() + seconds})
     except OSError:
         pass  # a full disk: the last deadline stands
 
@@ -105,7 +111,7 @@ def extend(txn: Txn, seconds: float) -> None:
 def overdue(txn: Txn) -> bool:
     """Whether the runner is past its time."""
     found = read_json(os.path.join(txn.dir, "deadline"))
-    return isinstance(found, dict) and _now() > float(found["boottime"])
+    return isinstance(found, dict) and _boottime() > float(found["boottime"])
 
 
 def at_work(txn: Txn) -> bool:
@@ -124,8 +130,22 @@ def disarm(txn: Txn) -> None:
     ctl("stop", f"ddtree-guard-{txn.id}.timer")
 
 
-def _now() -> float:
+def _boottime() -> float:
     return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+def _now(txn: Txn, command: List[str]) -> List[str]:
+    unit = f"--unit=ddtree-guard-now-{txn.id}"
+    return [
+        "systemd-run",
+        "--quiet",
+        "--collect",
+        unit,
+        f"--setenv={RUNNER_ENDED}=1",
+        "--",
+        *command,
+        "guard",
+    ]
 
 
 def _command(archive: str, txn: Txn) -> List[str]:

@@ -111,11 +111,11 @@ def restore(txn: Txn, failure: Failure, archive: str) -> None:
         return
     begun, pause = time.monotonic(), 2.0
     while True:
-        guard.keep_armed(txn, archive, _patience(txn))
         if service.shutting_down():
             # Nothing can be started any more; without the trial the host boots into the confirmed release.
             service.drop_trial(txn.layout)
             return
+        guard.keep_armed(txn, archive, _patience(txn))
         problem = _restore_once(txn)
         if problem is None:
             break

@@ -51,11 +51,11 @@ def close(layout: Layout, txn_id: str, archive: str) -> None:
     if not is_open(txn.state):
         guard.disarm(txn)
         return
-    # systemd sets this for an ExecStopPost=: the runner has ended, whatever its unit's state says.
-    if "SERVICE_RESULT" not in os.environ:
+    if guard.RUNNER_ENDED not in os.environ:
         if guard.at_work(txn) and not guard.overdue(txn) and not _hangs(txn):
             return
         guard.kill_runner(txn)
+    threading.Thread(target=_beat, args=(txn,), name="beat", daemon=True).start()
     with locked(layout, f"guard of {txn_id}", wait_s=20):
         _finish(txn, archive, "the runner of this rollout ended or overran its time")
 
