@@ -11,6 +11,8 @@ from .service import facts
 from .systemd import ctl, run
 from .wire import AgentError
 
+#: A phase may take its cap, a stop its limit; the guard waits so many seconds more before it takes over.
+SLACK_S = 120.0
 #: The guard looks this often (seconds); what it may find is a runner that systemd could not follow up by itself.
 _LOOK_S = 20
 #: Set for a guard that was started because the runner ended: its unit may still be on its way out.

@@ -30,19 +30,15 @@ def main(argv: List[str], stdin: Optional[BinaryIO] = None) -> int:
         elif args.op == "guard":
             rollout.close(Layout(args.service), args.txn, archive())
         else:
-            typed = {
-                "service": args.service,
-                "txn": args.txn,
-                "follow": True,
-            }  # by a person, on the host itself
+            # Without a request on stdin a person types this, on the host itself.
+            typed = {"service": args.service, "txn": args.txn, "follow": True}
             request = read_request(stdin) if stdin else typed
             OPS[args.op](request, stdin or sys.stdin.buffer)
     except AgentError as error:
         emit({"ev": "result", "ok": False, "error": error.fields})
         return REFUSED
-    except (
-        Exception
-    ) as error:  # the frame must close whatever happens; the controller shows the traceback file
+    except Exception as error:
+        # The frame must close whatever happens: an operator's line without an answer says nothing.
         _crashed(error)
         return 1
     return 0

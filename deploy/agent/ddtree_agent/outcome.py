@@ -14,7 +14,6 @@ from .wire import AgentError
 
 #: A restored service must answer; what mode it runs in is its own affair.
 HEALTHY: Dict[str, Any] = {"state": {}}
-_RESTORE_SLACK_S = 120.0
 Failure = Dict[str, Any]
 
 
@@ -203,7 +202,7 @@ def _claim(txn: Txn, failure: Failure) -> bool:
 
 def _patience(txn: Txn) -> float:
     timeouts = txn.intent["timeouts"]
-    return float(timeouts["stop"] + timeouts["cap"] + _RESTORE_SLACK_S)
+    return float(timeouts["stop"] + timeouts["cap"] + guard.SLACK_S)
 
 
 def _restore_once(txn: Txn) -> Optional[Failure]:

@@ -24,8 +24,6 @@ from .outcome import (
 from .watching import Stopped, Watching
 from .wire import AgentError
 
-#: A phase may take its cap, a stop its limit; the guard waits this much longer before it takes over.
-_SLACK_S = 120.0
 #: The runner beats this often; without a beat for so long it hangs (SIGSTOP, a debugger).
 _BEAT_S, _HUNG_S = 2.0, 30.0
 _ABANDONED_STOP_S = 30.0
@@ -199,7 +197,7 @@ def _deploy(txn: Txn, intent: Dict[str, Any], archive: str) -> Optional[Failure]
         _step(txn, "READY")
         _prove_origin(layout, manifest)
         service.read_back(layout, layout.trial, manifest["exec_argv"], text)
-        guard.extend(txn, intent["timeouts"]["confirm"] + _SLACK_S)
+        guard.extend(txn, intent["timeouts"]["confirm"] + guard.SLACK_S)
         _step(txn, "GATED", deadline_s=intent["timeouts"]["confirm"])
         return _await_confirm(txn, intent, watching)
 
@@ -227,7 +225,7 @@ def _undo(txn: Txn, intent: Dict[str, Any], archive: str) -> Optional[Failure]:
 
 
 def _arm(txn: Txn, intent: Dict[str, Any], archive: str) -> None:
-    guard.arm(txn, archive, intent["timeouts"]["stop"] + _SLACK_S)
+    guard.arm(txn, archive, intent["timeouts"]["stop"] + guard.SLACK_S)
     _step(txn, "ARMED")
 
 

@@ -10,8 +10,6 @@ from .journal import Txn
 from .observe import Observer, signatures
 
 _TICK_S = 0.25
-#: The guard waits this much longer than a phase may take.
-_SLACK_S = 120.0
 Failure = Dict[str, Any]
 
 
@@ -39,7 +37,7 @@ class Watching:
         self._observer = Observer(
             txn.layout.service, intent["port"], intent["log"], host=address, headers=self._headers
         )
-        self._patience = float(intent["timeouts"]["cap"]) + _SLACK_S
+        self._patience = float(intent["timeouts"]["cap"]) + guard.SLACK_S
         guard.extend(txn, self._patience)
         # A rollback is not aborted: it is what brings the confirmed release back.
         self._abortable = txn.state != "ROLLING_BACK" and intent["kind"] == "deploy"

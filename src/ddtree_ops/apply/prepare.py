@@ -15,6 +15,7 @@ from ddtree_ops.config.secrets import Secret
 from ddtree_ops.core.doctor import examine, refusal
 from ddtree_ops.core.errors import PreconditionFailed, UsageProblem
 from ddtree_ops.core.finding import Level
+from ddtree_ops.core.modes import BASELINE
 from ddtree_ops.core.plan import Plan, Preconditions, estimate_downtime
 from ddtree_ops.core.steps import deploy_steps
 from ddtree_ops.core.wanted import Wanted
@@ -27,7 +28,6 @@ from ddtree_ops.engine.series import Series
 from ddtree_ops.units.facts import Facts, load_facts
 from ddtree_ops.units.render import Rendered, render
 
-BASELINE = "baseline"
 #: Fetching the package of an engine and hashing it say nothing meanwhile (seconds).
 _PROBE_SILENCE_S = 180.0
 
