@@ -1,7 +1,8 @@
 """Make the lab's tiny models: `mkmodels.py OUTDIR` writes four directories.
 
-cyc_target, cyc_draft: next(C) = D, next(anything else) = C, and the draft always proposes C: of three drafts
-    one is accepted at every step, so the accept length is exactly 2.0. It depends on the last token alone.
+cyc_target, cyc_draft: next(C) = D, next(anything else) = C. The draft's best token is C at every position and
+    its second D, so a chain accepts exactly 2.0 and a tree 3.0 or 4.0: see `cycle_pair`. The next token
+    depends on the last one alone.
 ctx_target, ctx_draft: random weights, every projection in use: the next token depends on earlier positions.
     A random draft is never right, so a few rows of the LM head share a direction with all embeddings: target
     and draft both choose among these rows, each by its own reading of the context, and agree now and then.
@@ -91,7 +92,27 @@ def draft_weights(rand: Rand, *, std: float, gain: float, sharp: float) -> Weigh
 
 
 def cycle_pair() -> tuple[Weights, Weights]:
-    """Target and draft of the cycle: layers write nothing (output projections are 0), embeddings decide."""
+    """Target and draft of the cycle: layers write nothing (output projections are 0), embeddings decide.
+
+    The target answers D, C, D, C… Each of the draft's L = 3 positions reads MASK's embedding alone, so all
+    have the same marginals: log p(C) = a = -0.52, log p(D) = b = -0.91, and the other 510 tokens share 0.5 %,
+    none above -11. The accept length counts the bonus token; the root is what was emitted last.
+
+    A chain (DFLASH, shadow) proposes C C C. Behind root D the target says C, then D: one is accepted, the
+    bonus is D, and D is the next root: 2.0 for ever.
+
+    Full, budget 6, top-k 3: scores are a (0), b (1), 2a = -1.04 (0,0), a + b = -1.43 (0,1) and (1,0),
+    3a = -1.56 (0,0,0); the next are 2b = -1.82 (1,1) and 2a + b = -1.95. So the tree holds just these six.
+    Behind root D the text goes C D C: (0,1) is accepted, (0,1,0) is not in the tree, and the bonus C is the
+    next root. Behind root C it goes D C D: (1,0) is accepted and the bonus D is the next root: 3.0 for ever.
+    Budget 8 adds (1,1) and (0,0,1), which no text takes: still 3.0.
+
+    Full, budget 14, top-k 2: all 2 + 4 + 8 nodes of the binary tree. Behind root D, (0,1,0) is C D C, and the
+    bonus is D, the next root: 4.0 for ever.
+
+    The prompt's answer starts with one token of the prefill, then each step adds as many as it accepts. A
+    request's spec_accept_length (tokens by steps) is exact when the length divides the tokens asked for.
+    """
     rand = Rand(0)
     target = target_weights(rand, std=0.05, gain=0.0, sharp=1.0)
     draft = draft_weights(rand, std=0.05, gain=0.0, sharp=1.0)
@@ -101,9 +122,12 @@ def cycle_pair() -> tuple[Weights, Weights]:
     embed[:, 0] = 4.0
     embed[CYCLE_C] = rand(HIDDEN, std=1.0)
     embed[CYCLE_C, 0] = 0.0
+    toward_d = embed[CYCLE_C] / embed[CYCLE_C].norm()
+    # no text holds MASK: only the draft reads it, and finds C a little ahead of D
+    embed[MASK] = 4.0 * flag + 3.86 * toward_d
     head = rand(VOCAB, HIDDEN, std=0.02)
     head[CYCLE_C] = 2.0 * flag
-    head[CYCLE_D] = 2.0 * embed[CYCLE_C] / embed[CYCLE_C].norm()
+    head[CYCLE_D] = 2.0 * toward_d
     return target | {"model.embed_tokens.weight": embed, "lm_head.weight": head}, draft
 
 

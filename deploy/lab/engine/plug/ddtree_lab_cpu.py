@@ -40,6 +40,14 @@ def causal_block(rows: int, length: int) -> torch.Tensor:
     return torch.ones(rows, length, dtype=torch.bool).tril(length - rows)
 
 
+def tree_block(mask: torch.Tensor, prefix: int) -> torch.Tensor:
+    """[rows, length] bool: the whole prefix and, of the block, what the mask allows.
+
+    The mask's prefix columns are not read, as Triton's extend attention does not read them.
+    """
+    return torch.cat([mask.new_ones(mask.shape[0], prefix), mask[:, prefix:]], dim=1)
+
+
 def install() -> None:
     """Register the backend and the process group's plain all-gather; SGLang calls this in every process."""
     from sglang.srt.distributed import parallel_state
@@ -77,7 +85,7 @@ def install() -> None:
                 slots = table[request, :length]
                 allowed = causal_block(rows, length) if causal else None
                 if causal and mask is not None:
-                    allowed = mask[used : used + rows * length].view(rows, length)
+                    allowed = tree_block(mask[used : used + rows * length].view(rows, length), prefix)
                     used += rows * length
                 block = slice(i * rows, (i + 1) * rows)
                 out[block] = verify_attention(
