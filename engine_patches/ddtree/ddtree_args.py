@@ -1,20 +1,18 @@
-"""DDTREE's command line: its flags, and what is refused before anything loads."""
+"""DDTREE's command line: its flags, what they make of SGLang's own, and what is refused before anything loads."""
 
 from __future__ import annotations
 
 import argparse
-import logging
 from typing import Any
 
-logger = logging.getLogger(__name__)
-
 MAX_BUDGET = 1024
+BACKEND = "triton"
 FLAGS = {
     "speculative_ddtree_budget": "Nodes of the draft tree, the root not counted.",
     "speculative_ddtree_topk_cap": "Candidates a draft position may contribute to the tree.",
     "speculative_ddtree_shadow_linear": "Build trees beside linear verify: statistics only, DFLASH's tokens.",
     "speculative_ddtree_shadow_every": "Shadow mode builds trees on one verify step in this many.",
-    "speculative_ddtree_allow_hybrid_unsafe": "Full mode: skip the guard for hybrid (recurrent) targets.",
+    "speculative_ddtree_allow_hybrid_unsafe": "For series that know hybrid (recurrent) targets: skip their guard.",
 }
 
 
@@ -31,6 +29,27 @@ def add_ddtree_args(parser: argparse.ArgumentParser, defaults: Any) -> None:
             parser.add_argument(option(name), action="store_true", default=default, help=text)
         else:
             parser.add_argument(option(name), type=int, default=default, help=text)
+
+
+def is_full(args: Any) -> bool:
+    """DDTREE that verifies trees."""
+    return args.speculative_algorithm == "DDTREE" and not args.speculative_ddtree_shadow_linear
+
+
+def choose_backend(args: Any) -> None:
+    """Full mode takes triton attention, before SGLang's defaults choose one that cannot verify a tree.
+
+    Raises: ValueError where the command line names another.
+    """
+    if not is_full(args):
+        return
+    for name in ("attention_backend", "prefill_attention_backend", "decode_attention_backend"):
+        if getattr(args, name) not in (None, BACKEND):
+            raise ValueError(
+                f"Full DDTREE verifies trees with the {BACKEND} attention backend only: "
+                f"{option(name)} {getattr(args, name)} must go."
+            )
+    args.attention_backend = BACKEND
 
 
 def check_ddtree_args(args: Any) -> None:
@@ -57,12 +76,9 @@ def check_ddtree_args(args: Any) -> None:
             f"--speculative-ddtree-topk-cap must be at most the vocabulary of {vocabulary} tokens, "
             f"got {args.speculative_ddtree_topk_cap}."
         )
-    if not args.speculative_ddtree_shadow_linear:
-        raise ValueError(
-            "Full DDTREE is not part of this engine series: "
-            "add --speculative-ddtree-shadow-linear, or use --speculative-algorithm DFLASH."
-        )
-    _warn_about_window(args)
+    _check_draft_windows(args)
+    if is_full(args):
+        _check_full(args)
 
 
 def _at_least_one(args: Any, name: str) -> None:
@@ -70,9 +86,79 @@ def _at_least_one(args: Any, name: str) -> None:
         raise ValueError(f"{option(name)} must be at least 1, got {getattr(args, name)}.")
 
 
-def _warn_about_window(args: Any) -> None:
-    if args.speculative_dflash_draft_window_size is not None:
+def _check_full(args: Any) -> None:
+    if set(args.get_attention_backends()) != {BACKEND}:
+        raise ValueError(
+            f"Full DDTREE verifies trees with the {BACKEND} attention backend only, "
+            f"and SGLang chose {args.get_attention_backends()} for this model."
+        )
+    if args.page_size not in (None, 1):
+        raise ValueError(f"Full DDTREE commits slot by slot: --page-size must be 1, got {args.page_size}.")
+    if args.enable_deterministic_inference:
+        raise ValueError(
+            "Full DDTREE does not support --enable-deterministic-inference: its kernel reads the whole mask."
+        )
+    windows = _layer_types(args.get_model_config().hf_text_config).count("sliding_attention")
+    if windows or args.get_model_config().is_hybrid_swa:
+        raise ValueError(
+            "Full DDTREE does not support targets with sliding-window layers: "
+            "the window is taken by row, and a tree's rows are not its positions."
+        )
+
+
+def check_loaded_target(runner: Any) -> None:
+    """What only the loaded target tells. runner: its ModelRunner. Raises: ValueError, one sentence."""
+    if runner.mambaish_config is not None:
+        raise ValueError(
+            "Full DDTREE on a hybrid (recurrent) target is not part of this engine series: "
+            "rejected branches would stay in its state. Shadow mode works: --speculative-ddtree-shadow-linear."
+        )
+    window = runner.sliding_window_size
+    if window is not None and window > 0:
+        raise ValueError(f"Full DDTREE does not support a target with a sliding window (here {window}).")
+
+
+def set_tree_width(args: Any) -> None:
+    """After DFLASH's handling: the target verifies max(block, budget + 1) rows a request, the draft its block.
+
+    speculative_dflash_block_size keeps the block; pools, graphs and accounting go by
+    speculative_num_draft_tokens.
+    """
+    if not is_full(args):
         return
+    block = int(args.speculative_num_draft_tokens)
+    args.speculative_dflash_block_size = block
+    args.speculative_num_draft_tokens = max(block, int(args.speculative_ddtree_budget) + 1)
+
+
+def refuse_request(req: Any, args: Any) -> str | None:
+    """Why full mode cannot serve this request, or None. SGLang answers HTTP 400 with the sentence.
+
+    req: a Req. What depends on the tokens generated so far would need those inside a path, and verify
+    computes all its rows before they are known.
+    """
+    if not is_full(args):
+        return None
+    params = req.sampling_params
+    penalties = {
+        "frequency_penalty": params.frequency_penalty != 0,
+        "presence_penalty": params.presence_penalty != 0,
+        "repetition_penalty": params.repetition_penalty != 1,
+        "min_new_tokens": params.min_new_tokens > 0,
+        "custom_logit_processor": req.custom_logit_processor is not None,
+    }
+    asked = [name for name, is_set in penalties.items() if is_set]
+    if not asked:
+        return None
+    return f"DDTREE speculative decoding does not support {', '.join(asked)}: it would not be exact inside a tree."
+
+
+def _layer_types(config: Any) -> list[str]:
+    return list(getattr(config, "layer_types", None) or [])
+
+
+def _check_draft_windows(args: Any) -> None:
+    """A draft trained with sliding-window layers accepts less when run with full attention, and silently."""
     from sglang.srt.utils.hf_transformers_utils import get_config
 
     config = get_config(
@@ -80,13 +166,19 @@ def _warn_about_window(args: Any) -> None:
         trust_remote_code=args.trust_remote_code,
         revision=args.speculative_draft_model_revision,
     )
-    layers = list(getattr(config, "layer_types", None) or [])
+    layers = _layer_types(config)
     windowed = layers.count("sliding_attention")
-    if windowed:
-        logger.warning(
-            "The draft model has %d sliding-window layers of %d (window %s), which this SGLang runs with "
-            "full attention: expect a lower accept length. --speculative-dflash-draft-window-size bounds all.",
-            windowed,
-            len(layers),
-            getattr(config, "sliding_window", None),
-        )
+    if not windowed:
+        return
+    window = getattr(config, "sliding_window", None)
+    if windowed == len(layers) and args.speculative_dflash_draft_window_size is not None:
+        return
+    remedy = (
+        f"set --speculative-dflash-draft-window-size {window}"
+        if windowed == len(layers)
+        else "no flag of SGLang 0.5.11 windows some layers and not others, so this draft needs a later engine"
+    )
+    raise ValueError(
+        f"The draft model has {windowed} sliding-window layers of {len(layers)} (window {window}), which this SGLang "
+        f"would run with full attention and so accept fewer tokens: {remedy}."
+    )

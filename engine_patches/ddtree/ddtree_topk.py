@@ -44,26 +44,32 @@ def shard_ids(shard: Any, device: torch.device) -> torch.Tensor:
     return torch.cat([base + int(shard.org_vocab_start_index), added + int(shard.added_vocab_start_index)])
 
 
-def local_top(hidden: torch.Tensor, lm_head: Any, k: int) -> torch.Tensor:
-    """This rank's k best candidates of every row, packed as float64 [rows, 2k + 1]: logits, ids, log-sum-exp.
+def local_top(hidden: torch.Tensor, lm_head: Any, k: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """This rank's k best candidates of every row.
 
-    float64 holds a float32 logit and a token id exactly, so one gather carries all three.
+    Returns logits float32 and ids int64 [rows, k], and the log-sum-exp of the rank's logits float32 [rows].
     """
-    weight = lm_head.weight
-    ids = shard_ids(lm_head.shard_indices, hidden.device)
-    packed = torch.empty(hidden.shape[0], 2 * k + 1, dtype=torch.float64, device=hidden.device)
-    step = max(1, KEYS_PER_CHUNK // max(1, int(ids.numel())))
+    parts = []
     for start in range(0, int(hidden.shape[0]), ROWS_PER_PRODUCT):
-        block = hidden[start : start + ROWS_PER_PRODUCT].to(weight.dtype)
-        logits = vocabulary_logits(block, weight, lm_head.shard_indices)
-        for first in range(0, int(block.shape[0]), step):
-            part = logits[first : first + step].float()
-            values, picked = canonical_top(part, ids, k)
-            out = packed[start + first : start + first + part.shape[0]]
-            out[:, :k] = values
-            out[:, k : 2 * k] = picked
-            out[:, 2 * k] = torch.where(part.isnan(), -torch.inf, part).logsumexp(dim=1)
-    return packed
+        block = hidden[start : start + ROWS_PER_PRODUCT].to(lm_head.weight.dtype)
+        logits = vocabulary_logits(block, lm_head.weight, lm_head.shard_indices)
+        parts.append(_top_of(logits, lm_head.shard_indices, k))
+    values, ids, partition = zip(*parts)
+    return torch.cat(values), torch.cat(ids), torch.cat(partition)
+
+
+def _top_of(logits: torch.Tensor, shard: Any, k: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    if logits.is_cuda and int(shard.num_added_elements) == 0:
+        from .ddtree_kernels import top_k_lse
+
+        return top_k_lse(logits, int(shard.org_vocab_start_index), k)
+    ids = shard_ids(shard, logits.device)
+    parts = []
+    for rows in logits.split(max(1, KEYS_PER_CHUNK // max(1, int(ids.numel())))):
+        part = torch.where(rows.isnan(), -torch.inf, rows.float())
+        parts.append((*canonical_top(part, ids, k), part.logsumexp(dim=1)))
+    values, picked, partition = zip(*parts)
+    return torch.cat(values), torch.cat(picked), torch.cat(partition)
 
 
 def vocabulary_logits(block: torch.Tensor, weight: torch.Tensor, shard: Any) -> torch.Tensor:
@@ -78,17 +84,19 @@ def vocabulary_logits(block: torch.Tensor, weight: torch.Tensor, shard: Any) -> 
     return torch.cat([logits, torch.matmul(block, weight[start : start + added].T)], dim=1)
 
 
+def pack(values: torch.Tensor, ids: torch.Tensor, partition: torch.Tensor) -> torch.Tensor:
+    """One tensor for one gather, float64 [rows, 2k + 1]: it holds a float32 logit and a token id exactly."""
+    return torch.cat([values.double(), ids.double(), partition[:, None].double()], dim=1)
+
+
 def merge_ranks(packed: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Global candidates from all ranks' `local_top`.
+    """Global candidates from all ranks' `pack`.
 
     packed: float64 [ranks, rows, 2k + 1]. Returns log-probabilities float32 [rows, k], descending, and
-    int64 ids.
-    Raises: RuntimeError when a rank reported failure (log-sum-exp NaN): every rank sees it and raises.
+    int64 ids. A rank that failed sent NaN: every log-probability is NaN then, on every rank.
     """
-    partition = packed[:, :, 2 * k].float()
-    if bool(partition.isnan().any()):
-        raise RuntimeError("a tensor-parallel rank could not compute its candidates")
     ranks, rows, _ = packed.shape
+    partition = packed[:, :, 2 * k].float()
     values = packed[:, :, :k].float().permute(1, 0, 2).reshape(rows, ranks * k)
     ids = packed[:, :, k : 2 * k].to(torch.int64).permute(1, 0, 2).reshape(rows, ranks * k)
     best, picked = canonical_top(values, ids, k)
@@ -102,17 +110,20 @@ def top_candidates(
 
     hidden: [rows, hidden size], equal on all ranks. gather: [rows, c] -> [ranks, rows, c], a collective
     that every rank enters even when its own part failed, so that a fault on one rank cannot leave the
-    others waiting.
+    others waiting. Nothing here waits for the device.
     """
+    if gather is None:
+        values, ids, partition = local_top(hidden, lm_head, k)
+        return values - partition[:, None], ids
     failure: Exception | None = None
     try:
-        packed = local_top(hidden, lm_head, k)
+        packed = pack(*local_top(hidden, lm_head, k))
     except Exception as error:
         failure = error
         packed = torch.full(
             (int(hidden.shape[0]), 2 * k + 1), torch.nan, dtype=torch.float64, device=hidden.device
         )
-    every = packed[None] if gather is None else gather(packed)
+    every = gather(packed)
     if failure is not None:
         raise failure
     return merge_ranks(every, k)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import heapq
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -48,6 +49,49 @@ class Links:
     index: torch.Tensor
     next_token: torch.Tensor
     next_sibling: torch.Tensor
+
+
+@dataclass
+class TreeBatch:
+    """The trees of a batch as verify reads them: N rows a request, row 0 the root, padding behind `nodes`.
+
+    token, parent, depth, rank, position, next_token, next_sibling: int64 [batch, N], see `Tree` and `Links`.
+    nodes: int64 [batch], rows in use. mask: bool, flat; request after request [N, prefix + N] row-major, of
+    which only the last N columns are defined: everybody sees the whole prefix, and SGLang's triton backend
+    does not read it.
+    """
+
+    token: torch.Tensor
+    parent: torch.Tensor
+    depth: torch.Tensor
+    rank: torch.Tensor
+    position: torch.Tensor
+    next_token: torch.Tensor
+    next_sibling: torch.Tensor
+    nodes: torch.Tensor
+    mask: torch.Tensor
+
+    @property
+    def rows(self) -> int:
+        """N: root, drafted nodes and padding of one request."""
+        return int(self.token.shape[1])
+
+
+@dataclass
+class Walk:
+    """What verify accepted, int64.
+
+    path: [batch, L + 1], rows within the request, the root first, -1 behind the end. token: [batch, L + 1],
+    the tokens to emit: those of the accepted nodes and then the target's own next one, -1 behind.
+    length: [batch], rows of the path = tokens to emit.
+    """
+
+    path: torch.Tensor
+    token: torch.Tensor
+    length: torch.Tensor
+
+
+Choose = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 def build_tree(
@@ -180,3 +224,70 @@ def spine(tree: Tree) -> list[int]:
             tokens.append(token)
             tip = node
     return tokens
+
+
+def mask_elements(prefix_lens: list[int], rows: int) -> int:
+    """Length of `TreeBatch.mask` for these committed prefixes."""
+    return rows * (sum(prefix_lens) + rows * len(prefix_lens))
+
+
+def build_batch(
+    log_probs: torch.Tensor,
+    token_ids: torch.Tensor,
+    roots: torch.Tensor,
+    prefix_lens: torch.Tensor,
+    budget: int,
+    rows: int,
+) -> TreeBatch:
+    """One tree a request, padded to `rows`, with what verify needs; the kernels reproduce it bit by bit.
+
+    log_probs float32 and token_ids int64 [batch, L, K]; roots and prefix_lens integers [batch]; all on the CPU.
+    Raises: ValueError as `build_tree`, or when budget + 1 rows do not fit into `rows`.
+    """
+    trees = [
+        build_tree(log_probs[b], token_ids[b], budget, root_token=root)
+        for b, root in enumerate(roots.tolist())
+    ]
+    nodes = torch.tensor([tree.nodes for tree in trees])
+    trees = [pad_tree(tree, rows) for tree in trees]
+    prefixes = prefix_lens.tolist()
+    links = link(trees)
+    return TreeBatch(
+        token=torch.stack([tree.token for tree in trees]),
+        parent=torch.stack([tree.parent for tree in trees]),
+        depth=torch.stack([tree.depth for tree in trees]),
+        rank=torch.stack([tree.rank for tree in trees]),
+        position=torch.stack([positions(tree, prefix) for tree, prefix in zip(trees, prefixes)]),
+        next_token=links.next_token,
+        next_sibling=links.next_sibling,
+        nodes=nodes,
+        mask=torch.cat([full_mask(tree, prefix).flatten() for tree, prefix in zip(trees, prefixes)]),
+    )
+
+
+def walk(batch: TreeBatch, choose: Choose, depth: int) -> Walk:
+    """Follow the target's tokens down each tree; a row is read only when the path reaches it.
+
+    choose(rows, active) -> int64 [batch]: the target's token after each of these rows of the flattened batch
+    (int64 [batch]); what it says where active (bool [batch]) is False is not used. depth: L, the deepest a
+    tree can be. No step waits for the device: every request takes depth + 1 levels, finished ones in place.
+    """
+    size, rows = batch.token.shape
+    device = batch.token.device
+    first = torch.arange(size, device=device) * rows
+    linked = torch.arange(rows, device=device) < batch.nodes[:, None]
+    path = torch.full((size, depth + 1), NO_NODE, dtype=torch.int64, device=device)
+    token = torch.full_like(path, NO_NODE)
+    length = torch.zeros(size, dtype=torch.int64, device=device)
+    row = torch.zeros(size, dtype=torch.int64, device=device)
+    active = torch.ones(size, dtype=torch.bool, device=device)
+    for level in range(depth + 1):
+        chosen = choose(first + row, active)
+        path[:, level] = torch.where(active, row, NO_NODE)
+        token[:, level] = torch.where(active, chosen, NO_NODE)
+        length += active
+        # children of one node have distinct tokens, so at most one fits
+        fits = linked & (batch.parent == row[:, None]) & (batch.token == chosen[:, None])
+        active = active & fits.any(dim=1)
+        row = torch.where(active, fits.to(torch.int8).argmax(dim=1), row)
+    return Walk(path, token, length)
