@@ -52,14 +52,6 @@ def test_an_unknown_mode_names_the_modes(rig: Rig) -> None:
     refused(rig.cli("deploy", "--mode", "shadwo"), 2, "shadow")
 
 
-def test_full_mode_is_refused_in_a_sentence(rig: Rig) -> None:
-    rig.configure(series="sglang-0.5.11")
-    run = rig.cli("deploy", "--mode", "full")
-    assert run.rc in (2, 3), run.err
-    assert "full" in run.err
-    assert "Traceback" not in run.err
-
-
 def test_an_unknown_key_is_placed(rig: Rig) -> None:
     rig.configure(budgte=6)
     refused(rig.cli("deploy"), 2, "hosts.yaml:1:", "budgte", "budget")

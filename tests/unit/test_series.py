@@ -226,7 +226,10 @@ def test_our_series_loads_and_says_what_each_mode_means() -> None:
     assert dict(shadow.set)["--speculative-ddtree-shadow-linear"] is None
     assert shadow.state["ddtree_mode"] == "shadow-linear"
     assert not series.modes.get("dflash").patched
-    assert series.modes.get("full").refuse
+    full = series.modes.get("full")
+    assert full.patched and full.proven_by == "shadow" and full.state["ddtree_mode"] == "full"
+    assert full.state["speculative_ddtree_shadow_linear"] is False
+    assert not [flag for flag, _ in full.set if "shadow" in flag]
 
 
 def test_shadow_on_a_hybrid_nextn_unit_keeps_what_the_operator_set() -> None:
@@ -244,5 +247,5 @@ def test_shadow_on_a_hybrid_nextn_unit_keeps_what_the_operator_set() -> None:
     assert buffered.added == []
     with pytest.raises(PreconditionFailed, match="one pipeline stage"):
         rewrite(["x", "--pp-size", "2"], 1, modes, modes.get("dflash"), values, hybrid=False)
-    with pytest.raises(PreconditionFailed, match="later release"):
-        rewrite(["x"], 1, modes, modes.get("full"), values, hybrid=False)
+    with pytest.raises(PreconditionFailed, match="recurrent state"):
+        rewrite(["x"], 1, modes, modes.get("full"), values, hybrid=True)

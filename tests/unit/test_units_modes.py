@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ddtree_ops.core.errors import PreconditionFailed, UsageProblem
+from ddtree_ops.core.features import Loss
 from ddtree_ops.core.modes import Rewritten, read_flags, read_modes, rewrite
 
 pytestmark = pytest.mark.tier("main")
@@ -36,7 +37,7 @@ MODES = read_modes(
                 ],
                 "forbid": [{"flag": "--pages", "allow": ["1"], "reason": "one page"}],
                 "state": {"budget": "{budget}", "kind": "tree-{budget}"},
-                "loses": ["logprobs"],
+                "loses": [{"feature": "logprobs", "says": "HTTP 400"}],
             },
             "later": {"refuse": "not yet"},
         },
@@ -72,7 +73,7 @@ def test_the_baselines_flags_go_together_and_all_else_stays_in_order() -> None:
     ]  # fmt: skip
     assert done.dropped == [["--speculative-algorithm=OLD"], ["--speculative-x", "3", "4"]]
     assert done.added == [("--no-cache", "hybrids need it"), ("--backend triton", "tree masks")]
-    assert done.state == {"budget": 16, "kind": "tree-16"} and done.loses == ["logprobs"]
+    assert done.state == {"budget": 16, "kind": "tree-16"} and done.loses == [Loss("logprobs", "HTTP 400")]
 
 
 def test_a_rule_counts_only_for_its_kind_of_model_and_unless() -> None:

@@ -148,7 +148,7 @@ def _status(request: Dict[str, Any], _: BinaryIO) -> None:
 
 def _history(request: Dict[str, Any], _: BinaryIO) -> None:
     layout = _current(request)
-    result(history=status.history(layout, int(request.get("limit", 20))))
+    result(history=status.history(layout, int(request.get("limit", 20))), proven=status.proven(layout))
 
 
 def _logs(request: Dict[str, Any], _: BinaryIO) -> None:

@@ -262,6 +262,15 @@ def _record(txn: Txn, fields: Dict[str, Any]) -> None:
         return
     intent = txn.intent
     asked = {key: intent.get(key) for key in ("txn", "kind", "release", "mode", "from", "who", "why")}
-    whole = {**asked, **measures(txn), **fields}
+    whole = {**asked, "source_digest": _sources(txn), **measures(txn), **fields}
     write_json(os.path.join(txn.dir, "outcome.json"), whole, mode=0o600)
     append_history(txn.layout, whole)
+
+
+def _sources(txn: Txn) -> Optional[str]:
+    """What the release was made of: the history keeps it, so that it counts when the release itself is gone."""
+    try:
+        source = store.manifest_of(txn.layout, txn.intent["release"]).get("source_digest")
+    except AgentError:
+        return None
+    return str(source) if source else None

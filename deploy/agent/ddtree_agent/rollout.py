@@ -5,7 +5,7 @@ import threading
 import time
 from typing import Any, Dict, Optional
 
-from . import capacity, guard, observe_env, service, store
+from . import capacity, guard, observe_env, service, status, store
 from .core.txn import FORWARD, is_open
 from .journal import Txn, open_txn
 from .layout import Layout, locked
@@ -104,6 +104,8 @@ def begin(layout: Layout, request: Dict[str, Any], archive: str) -> Txn:
                 next="ddtree-ops status",
             )
         _unmoved(request.get("unit_files", {}))
+        if request.get("proven_by"):
+            _proven(layout, request)
         active = service.facts(layout.service).get("ActiveState") in ("active", "activating", "reloading")
         txn = Txn.create(layout, {**request, "was_active": active or request["kind"] == "undo"})
         try:
@@ -273,6 +275,19 @@ def _await_confirm(txn: Txn, intent: Dict[str, Any], watching: Watching) -> Opti
 def _step(txn: Txn, state: str, **fields: Any) -> None:
     if not txn.to(state, **fields):
         raise AgentError("rolled-back", f"the rollout cannot go on to {state}: it is {txn.state}")
+
+
+def _proven(layout: Layout, request: Dict[str, Any]) -> None:
+    """The plan's proof, asked again of the host itself: its own history decides, whatever the controller saw."""
+    source, by = store.manifest_of(layout, request["release"]).get("source_digest"), request["proven_by"]
+    if not any((proof["mode"], proof["source_digest"]) == (by, source) for proof in status.proven(layout)):
+        raise AgentError(
+            "precondition",
+            f"mode {request['mode']} needs a {by} of the same sources first: source_digest {source} was never "
+            f"confirmed in mode {by} on this host",
+            meaning="nothing was stopped",
+            next=f"ddtree-ops deploy --mode {by}",
+        )
 
 
 def _unmoved(files: Dict[str, str]) -> None:

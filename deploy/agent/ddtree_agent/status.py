@@ -2,7 +2,7 @@
 
 import json
 import os
-from typing import Any, Dict, List
+from typing import Any, Dict, List, Tuple
 
 from . import service, store
 from .journal import open_txn
@@ -86,7 +86,7 @@ def _release_drift(layout: Layout, release: str) -> List[str]:
 
 
 def history(layout: Layout, limit: int) -> List[Dict[str, Any]]:
-    """The last `limit` entries, oldest first. A torn last line (power cut) is skipped."""
+    """The last `limit` entries (0: all), oldest first. A torn last line (power cut) is skipped."""
     entries = []
     try:
         with open(layout.history, encoding="utf-8") as file:
@@ -98,6 +98,25 @@ def history(layout: Layout, limit: int) -> List[Dict[str, Any]]:
     except FileNotFoundError:
         pass
     return entries[-limit:]
+
+
+def proven(layout: Layout) -> List[Dict[str, Any]]:
+    """What this host confirmed, by deploys alone (a rollback passes no gates): mode, source_digest, release, at, who
+    and argv (empty where the release is no longer here) of the last time for each mode and sources, oldest first."""
+    found: Dict[Tuple[str, str], Dict[str, Any]] = {}
+    manifests = dict(store.releases(layout))
+    for entry in history(layout, 0):
+        if entry.get("outcome") != "confirmed" or entry.get("kind") != "deploy":
+            continue
+        manifest = manifests.get(str(entry.get("release")), {})
+        # A line from before source_digest was recorded: the manifest has it, as long as the release is here.
+        source = entry.get("source_digest") or manifest.get("source_digest")
+        if source:
+            key = (str(entry.get("mode")), str(source))
+            found.pop(key, None)
+            proof = {name: entry.get(name) for name in ("mode", "release", "at", "who")}
+            found[key] = {**proof, "source_digest": source, "argv": manifest.get("argv", [])}
+    return list(found.values())
 
 
 def logs(layout: Layout, lines: int, log: str) -> List[str]:

@@ -13,10 +13,11 @@ from ddtree_ops.apply.secrets import for_host
 from ddtree_ops.config.model import HostConfig, Inventory
 from ddtree_ops.config.secrets import Secret
 from ddtree_ops.core.doctor import examine, refusal
-from ddtree_ops.core.errors import PreconditionFailed, UsageProblem
+from ddtree_ops.core.errors import OpsError, PreconditionFailed, UsageProblem
 from ddtree_ops.core.finding import Level
 from ddtree_ops.core.modes import BASELINE
 from ddtree_ops.core.plan import Plan, Preconditions, estimate_downtime
+from ddtree_ops.core.proof import describe, proven, read_proofs
 from ddtree_ops.core.steps import deploy_steps
 from ddtree_ops.core.wanted import Wanted
 from ddtree_ops.engine import snapshot
@@ -35,7 +36,8 @@ _PROBE_SILENCE_S = 180.0
 @dataclass(frozen=True)
 class Prepared:
     """Everything that a deploy needs, decided. `expect_state`: what /get_server_info must say; `modules`: what the
-    import smoke imports besides its own list; `environment`: the release's, with @RELEASE@ in it."""
+    import smoke imports besides its own list; `environment`: the release's, with @RELEASE@ in it; `proven_by`: the
+    mode in which this host must have confirmed the same sources."""
 
     host: HostConfig
     plan: Plan
@@ -45,6 +47,7 @@ class Prepared:
     modules: list[str]
     environment: Mapping[str, str]
     secrets: Mapping[str, Secret]
+    proven_by: str | None = None
 
 
 def prepare(
@@ -77,13 +80,15 @@ def prepare(
     tree = snapshot.fetch(client, host.name, engine["package"], engine["tree"])
     patched = _patched(series, mode, tree)
     release = _release(engine, tree, patched, mode, rendered, rendered.dropin)
-    past = client.call("history", {"limit": 20})["history"]
+    past = client.call("history", {"limit": 20})
+    proof = _proof(host, facts, series, mode, release, past["proven"])
     return Prepared(
         host=host,
-        plan=_plan(host, facts, mode, rendered, release, seen, past),
+        plan=_plan(host, facts, mode, rendered, release, seen, past["history"], proof),
         release=release,
         endpoint=where,
         expect_state=rendered.state,
+        proven_by=series.modes.get(mode).proven_by,
         modules=modules(patched),
         # What the unit itself sets stays with the unit: here are only names for its secrets.
         environment={k: v for k, v in rendered.env.items() if not v.startswith("${")},
@@ -142,6 +147,9 @@ def wanted(host: HostConfig, facts: Facts | None, series: Series, mode: str | No
         base=series.base,
         recorded=facts.model_dump(mode="json") if facts else None,
         needs_draft=mode is not None and "draft" in series.modes.requires(mode),
+        mode=mode,
+        loses=() if mode is None else series.modes.get(mode).loses,
+        needs=host.needs,
     )
 
 
@@ -182,6 +190,24 @@ def _release(
     )
 
 
+def _proof(
+    host: HostConfig, facts: Facts, series: Series, mode: str, release: Release, past: list[dict[str, Any]]
+) -> list[str]:
+    """Sentences on what proves the release on this host, none where its mode needs no proof.
+
+    Raises PreconditionFailed where it is missing.
+    """
+    by = series.modes.get(mode).proven_by
+    if by is None:
+        return []
+    proof = proven(read_proofs(past), by, release.source_digest, mode, host.name)
+    try:
+        now = render(host, facts, by, series.modes).argv
+    except OpsError:
+        now = None  # it ran with what cannot be rendered any more; its sources are the same all the same
+    return describe(proof, now)
+
+
 def _plan(
     host: HostConfig,
     facts: Facts,
@@ -190,6 +216,7 @@ def _plan(
     release: Release,
     seen: dict[str, Any],
     past: list[dict[str, Any]],
+    proof: list[str],
 ) -> Plan:
     confirmed = (seen["state"].get("confirmed") or {}).get("release", BASELINE)
     service = seen["service"]
@@ -210,9 +237,10 @@ def _plan(
         argv_before=facts.unit.exec.argv if facts.unit.exec else [],
         argv_after=rendered.argv,
         dropin=rendered.dropin or "",
-        changes=[f"{flag} is added: {reason}" for flag, reason in rendered.added],
+        changes=[f"{flag} is dropped: {reason}" for flag, reason in rendered.replaced]
+        + [f"{flag} is added: {reason}" for flag, reason in rendered.added],
         loses=rendered.loses,
-        notes=rendered.notes,
+        notes=[*proof, *rendered.notes],
         downtime=estimate_downtime(past, host.timeouts.stop),
         done=confirmed == release.digest
         and service["active_state"] == "active"

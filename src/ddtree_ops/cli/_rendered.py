@@ -23,7 +23,8 @@ def summary(item: Rendered) -> dict[str, object]:
         "dropped": item.dropped,
         "set": [list(pair) for pair in item.set],
         "added": [{"flag": flag, "reason": reason} for flag, reason in item.added],
-        "loses": item.loses,
+        "replaced": [{"flag": flag, "reason": reason} for flag, reason in item.replaced],
+        "loses": [vars(loss) for loss in item.loses],
         "notes": item.notes,
         "dropin": item.dropin,
         "effective": item.effective,
@@ -33,6 +34,7 @@ def summary(item: Rendered) -> dict[str, object]:
 def sentence(item: Rendered) -> str:
     """One rendered mode for a person: what it adds and why."""
     lines = [f"{item.host} {item.mode}: {len(item.dropped)} flags dropped, {len(item.set)} set"]
+    lines += [f"  {flag} is dropped: {reason}" for flag, reason in item.replaced]
     lines += [f"  {flag} is added: {reason}" for flag, reason in item.added]
     return "\n".join(lines)
 

@@ -107,7 +107,7 @@ def _all_modes(
     modes = find_series(host.series, inventory.base).modes
     out: list[Rendered | str] = []
     for name in asked or [BASELINE, *modes.modes]:
-        if not asked and name != BASELINE and (why := modes.get(name).refuse):
+        if not asked and name != BASELINE and (why := modes.get(name).refused(facts.model.target_hybrid)):
             out.append(f"{host.name}: mode {name} is not available: {why}")
             continue
         out.append(render_one(host, facts, name, modes))

@@ -15,6 +15,7 @@ from ddtree_ops.config.problems import ConfigProblem, Loc, Problem, dotted
 from ddtree_ops.config.secrets import looks_secret
 from ddtree_ops.config.select import did_you_mean
 from ddtree_ops.core.errors import UsageProblem
+from ddtree_ops.core.features import Need
 
 _VERBATIM = frozenset({"environment"})
 
@@ -57,7 +58,7 @@ def load_inventory(path: Path) -> Inventory:
         # A value that two YAML versions read apart is also of the wrong type: say it once.
         kept = [p for p in problems if p in document.problems or p.path not in document.doubtful]
         raise ConfigProblem(path, kept)
-    hosts = {name: _resolve(name, entry, parsed) for name, entry in parsed.hosts.items()}
+    hosts = {name: _resolve(name, entry, parsed, document, path) for name, entry in parsed.hosts.items()}
     members = {g: tuple(n for n, h in hosts.items() if g in h.groups) for g in parsed.groups}
     return Inventory(path=path.absolute(), hosts=hosts, groups=members)
 
@@ -71,10 +72,14 @@ def _blank(value: Any, loc: Loc) -> Any:
     return value
 
 
-def _resolve(name: str, entry: HostEntry, file: InventoryFile) -> HostConfig:
+def _resolve(name: str, entry: HostEntry, file: InventoryFile, document: Document, path: Path) -> HostConfig:
     merged: dict[str, Any] = {}
-    layers: list[GroupEntry | HostEntry] = [file.defaults, *(file.groups[g] for g in entry.groups), entry]
-    for layer in layers:
+    layers: list[tuple[Loc, GroupEntry | HostEntry]] = [
+        (("defaults",), file.defaults),
+        *((("groups", g), file.groups[g]) for g in entry.groups),
+        (("hosts", name), entry),
+    ]
+    for loc, layer in layers:
         for key, value in ((k, getattr(layer, k)) for k in layer.model_fields_set):
             if key == "timeouts":
                 given = {k: getattr(value, k) for k in value.model_fields_set}
@@ -83,11 +88,20 @@ def _resolve(name: str, entry: HostEntry, file: InventoryFile) -> HostConfig:
                 merged[key] = {**merged.get(key, {}), **value}
             else:
                 merged[key] = value
+            if key == "requires":
+                merged["needs"] = _needs(value, (*loc, key), document, path)
     if "timeouts" in merged:
         times = {Timeouts.model_fields[k].alias or k: v for k, v in merged["timeouts"].items()}
         merged["timeouts"] = Timeouts.model_validate(times)
     merged["groups"] = tuple(entry.groups)
     return HostConfig(name=name, **merged)
+
+
+def _needs(features: list[str], loc: Loc, document: Document, path: Path) -> tuple[Need, ...]:
+    places = (document.place((*loc, index)) for index in range(len(features)))
+    return tuple(
+        Need(f, f"{path}:{line}:{column}") for f, (line, column) in zip(features, places, strict=True)
+    )
 
 
 def _references(document: Document) -> list[Problem]:

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
 
 from ddtree_ops.config.secrets import SecretRef
+from ddtree_ops.core.features import FEATURES, Need
 
 NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
 VARIABLE = r"^[A-Za-z_][A-Za-z0-9_]*$"
@@ -46,6 +47,12 @@ def _environment_value(value: Any) -> Any:
     raise ValueError("must be text, or a reference {secret: env:NAME}")
 
 
+def _feature(value: str) -> str:
+    if value not in FEATURES:
+        raise ValueError(f"no feature has this name: one of {', '.join(FEATURES)}")
+    return value
+
+
 def _interpreter(value: str) -> str:
     if not value.startswith("/"):
         raise ValueError("must be an absolute path on the host, such as /root/ml-env/bin/python3")
@@ -53,6 +60,7 @@ def _interpreter(value: str) -> str:
 
 
 Text = Annotated[str, _TEXT]
+Feature = Annotated[str, AfterValidator(_feature), WithJsonSchema({"type": "string", "enum": list(FEATURES)})]
 Seconds = Annotated[float, Field(gt=0, le=86400, strict=False)]
 Port = Annotated[int, Field(ge=1, le=65535)]
 EnvironmentValue = Annotated[
@@ -126,14 +134,19 @@ class HostKeys(_Strict):
     shadow_every: int = Field(
         default=8, ge=1, le=100000, description="shadow mode: one verify step in so many builds a tree"
     )
+    requires: list[Feature] = Field(
+        default_factory=list,
+        description="what clients of this service rely on: a mode that loses one is refused",
+    )
     timeouts: Timeouts = Field(default_factory=Timeouts, description="seconds")
 
 
 class HostConfig(HostKeys):
-    """A host as it counts: defaults, then its groups in order, then its own keys."""
+    """A host as it counts: defaults, then its groups in order, then its own keys. needs: `requires` with its lines."""
 
     name: str
     groups: tuple[str, ...] = ()
+    needs: tuple[Need, ...] = ()
 
     @property
     def target(self) -> str:

@@ -16,6 +16,7 @@ defaults:                       # any key of a host
   topk: 4                       # children looked at per node, 1..64
   # port: 30000                 # default: what the adopted unit says
   # interpreter: /root/ml-env/bin/python3   # default: what the adopted unit says
+  # requires: [grammar, logprobs]           # what clients rely on: a mode that loses one is refused
   # host_key: strict            # or accept-new, or a fingerprint SHA256:...
   # timeouts:                   # seconds; the phases of a start are stall limits
   #   {connect: 10, command: 60, import: 30, weights: 120, graphs: 180, serve: 30, confirm: 60, stop: 30}

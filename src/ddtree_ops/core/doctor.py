@@ -8,6 +8,7 @@ from typing import Any
 from ddtree_ops.core import abi, doctor_engine, doctor_host, doctor_unit
 from ddtree_ops.core.errors import HostLocked, OpsError, PreconditionFailed
 from ddtree_ops.core.facts_live import Abi, Launch, Live, Unknown, parse
+from ddtree_ops.core.features import kept
 from ddtree_ops.core.finding import Finding, Level, block, ok, warn
 from ddtree_ops.core.wanted import Wanted
 
@@ -46,6 +47,8 @@ def examine(probe: dict[str, Any], wanted: Wanted) -> list[Finding]:
     """Judge one probe answer. Pure; the host answered, so `reachable` is the first finding."""
     live = parse(probe)
     found = [ok("reachable", f"{wanted.host} answered")]
+    if wanted.mode is not None:
+        found += kept(wanted.needs, wanted.loses, wanted.mode, wanted.host)
     for name, section, rule in RULES:
         seen = getattr(live, section)
         if not isinstance(seen, Unknown):

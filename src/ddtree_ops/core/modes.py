@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ddtree_ops.core.errors import PreconditionFailed, UsageProblem
+from ddtree_ops.core.features import FEATURES, Loss
 
 BASELINE = "baseline"
 Flag = tuple[str, "str | list[str] | None"]
@@ -69,7 +70,9 @@ def read_flags(argv: Sequence[str]) -> list[Flag]:
 
 @dataclass(frozen=True)
 class Rule:
-    """A flag that a mode adds (or forbids) for a kind of model, and why. value None: a bare flag, or any value."""
+    """A flag that a mode adds, forbids or drops for a kind of model, and why. value None: a bare flag, or any value.
+
+    allow: values that are no conflict, or that need not go."""
 
     flag: str
     value: str | None
@@ -80,18 +83,33 @@ class Rule:
 
 
 @dataclass(frozen=True)
+class Refusal:
+    """Why a mode does not run for a kind of model."""
+
+    reason: str
+    when: str = "always"
+
+
+@dataclass(frozen=True)
 class Mode:
-    """One mode. requires: host keys. set: flag → value. state: what the engine must report. refuse: why it is not."""
+    """One mode. requires: host keys. set: flag → value. drop: an operator's flags that go, each with its reason.
+    state: what the engine must report. proven_by: the mode in which the same sources must have been confirmed."""
 
     name: str
     patched: bool = False
     requires: tuple[str, ...] = ()
     set: tuple[tuple[str, str | None], ...] = ()
     add: tuple[Rule, ...] = ()
+    drop: tuple[Rule, ...] = ()
     forbid: tuple[Rule, ...] = ()
     state: Mapping[str, Any] = field(default_factory=dict)
-    loses: tuple[str, ...] = ()
-    refuse: str | None = None
+    loses: tuple[Loss, ...] = ()
+    refuse: Refusal | None = None
+    proven_by: str | None = None
+
+    def refused(self, hybrid: bool) -> str | None:
+        """Why the mode does not run for this kind of model; None where it does."""
+        return self.refuse.reason if self.refuse and _applies(self.refuse, hybrid) else None
 
 
 @dataclass(frozen=True)
@@ -121,13 +139,15 @@ class Modes:
 
 @dataclass(frozen=True)
 class Rewritten:
-    """The new argv and each difference. dropped: the words of each dropped flag. added: (flag with value, reason)."""
+    """The new argv and each difference. dropped: the words of each dropped flag. replaced: those of them that the
+    mode itself drops, and added: (flag with value, reason)."""
 
     argv: list[str]
     dropped: list[list[str]] = field(default_factory=list)
     set: list[tuple[str, str | None]] = field(default_factory=list)
     added: list[tuple[str, str]] = field(default_factory=list)
-    loses: list[str] = field(default_factory=list)
+    replaced: list[tuple[str, str]] = field(default_factory=list)
+    loses: list[Loss] = field(default_factory=list)
     state: dict[str, Any] = field(default_factory=dict)
 
 
@@ -139,12 +159,20 @@ def read_modes(data: Mapping[str, Any], file: str = "modes.yaml") -> Modes:
     drop = data.get("drop") or ()
     if isinstance(drop, str) or not all(isinstance(d, str) for d in drop):
         raise UsageProblem(f"{file}: drop: must be a list of flag patterns")
-    return Modes(tuple(drop), {name: _mode(name, m, common, file) for name, m in data["modes"].items()})
+    modes = {name: _mode(name, m, common, file) for name, m in data["modes"].items()}
+    for mode in modes.values():
+        if mode.proven_by is not None and (mode.proven_by not in modes or mode.proven_by == mode.name):
+            raise UsageProblem(
+                f"{file}: modes.{mode.name}.proven_by: no other mode is named {mode.proven_by}"
+            )
+    return Modes(tuple(drop), modes)
 
 
 def _mode(name: str, data: Any, common: tuple[Rule, ...], file: str) -> Mode:
     at = f"{file}: modes.{name}"
-    known = {"patched", "requires", "set", "add", "forbid", "state", "loses", "refuse"}
+    known = {
+        "patched", "requires", "set", "add", "drop", "forbid", "state", "loses", "refuse", "proven_by",
+    }  # fmt: skip
     if not isinstance(data, Mapping):
         raise UsageProblem(f"{at}: must be a mapping")
     if unknown := sorted(set(data) - known):
@@ -158,9 +186,29 @@ def _mode(name: str, data: Any, common: tuple[Rule, ...], file: str) -> Mode:
         add=tuple(_rule(r, f"{at}.add") for r in data.get("add") or ()),
         forbid=common + tuple(_rule(r, f"{at}.forbid") for r in data.get("forbid") or ()),
         state=dict(data.get("state") or {}),
-        loses=tuple(data.get("loses") or ()),
-        refuse=data.get("refuse"),
+        drop=tuple(_rule(r, f"{at}.drop") for r in data.get("drop") or ()),
+        loses=tuple(_loss(loss, f"{at}.loses") for loss in data.get("loses") or ()),
+        refuse=_refusal(data.get("refuse"), f"{at}.refuse"),
+        proven_by=data.get("proven_by"),
     )
+
+
+def _loss(data: Any, at: str) -> Loss:
+    if not isinstance(data, Mapping) or set(data) != {"feature", "says"}:
+        raise UsageProblem(f"{at}: each loss is {{feature: …, says: …}}")
+    if data["feature"] not in FEATURES:
+        raise UsageProblem(f"{at}: unknown feature {data['feature']}: one of {', '.join(FEATURES)}")
+    return Loss(data["feature"], str(data["says"]))
+
+
+def _refusal(data: Any, at: str) -> Refusal | None:
+    if data is None or isinstance(data, str):
+        return None if data is None else Refusal(data)
+    if not isinstance(data, Mapping) or set(data) != {"when", "reason"}:
+        raise UsageProblem(f"{at}: a sentence, or {{when: …, reason: …}}")
+    if data["when"] not in _KINDS:
+        raise UsageProblem(f"{at}: when must be one of {', '.join(_KINDS)}, not {data['when']}")
+    return Refusal(str(data["reason"]), data["when"])
 
 
 def _value(value: Any) -> str | None:
@@ -195,8 +243,8 @@ def rewrite(
     values: what `{draft}` and its kin stand for. Raises UsageProblem where a required host key is not set and
     PreconditionFailed where the mode refuses, or where it conflicts with a value that the operator set.
     """
-    if mode.refuse:
-        raise PreconditionFailed(f"mode {mode.name} is not available: {mode.refuse}", host=host)
+    if why := mode.refused(hybrid):
+        raise PreconditionFailed(f"mode {mode.name} is not available: {why}", host=host)
     for key in mode.requires:
         if values.get(key) in (None, ""):
             raise UsageProblem(
@@ -204,10 +252,14 @@ def rewrite(
             )
     kept: list[str] = list(argv[:flags_at])
     dropped: list[list[str]] = []
+    replaced: list[tuple[str, str]] = []
     for span in scan(argv, flags_at):
         words = list(argv[span.start : span.end])
         if any(fnmatch.fnmatchcase(span.name, pattern) for pattern in modes.drop):
             dropped.append(words)
+        elif rule := _dropping(span, mode, hybrid):
+            dropped.append(words)
+            replaced.append((" ".join(words), rule.reason))
         else:
             kept += words
     present = {span.name: span for span in scan(kept, flags_at)}
@@ -229,10 +281,19 @@ def rewrite(
     for flag, value in put:
         kept += [flag] if value is None else [flag, value]
     state = {k: _fill_any(v, values, mode) for k, v in mode.state.items()}
-    return Rewritten(kept, dropped, put[: len(put) - len(added)], added, list(mode.loses), state)
+    set_ = put[: len(put) - len(added)]
+    return Rewritten(kept, dropped, set_, added, replaced, list(mode.loses), state)
 
 
-def _applies(rule: Rule, hybrid: bool) -> bool:
+def _dropping(span: Span, mode: Mode, hybrid: bool) -> Rule | None:
+    """The rule by which the mode drops this flag of the operator's."""
+    for rule in mode.drop:
+        if rule.flag == span.name and _applies(rule, hybrid) and (span.value or "") not in rule.allow:
+            return rule
+    return None
+
+
+def _applies(rule: Rule | Refusal, hybrid: bool) -> bool:
     return rule.when == "always" or (rule.when == "hybrid") == hybrid
 
 

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from ddtree_ops.core.errors import PreconditionFailed, UsageProblem
+from ddtree_ops.core.features import Loss
 from ddtree_ops.core.steps import Step
 
 SCHEMA_VERSION = 1
@@ -38,7 +39,7 @@ class Plan:
     argv_after: Sequence[str]
     dropin: str
     changes: Sequence[str] = ()
-    loses: Sequence[str] = ()
+    loses: Sequence[Loss] = ()
     notes: Sequence[str] = ()
     downtime: str = ""
     done: bool = False

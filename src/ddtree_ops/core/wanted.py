@@ -6,12 +6,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from ddtree_ops.core.features import Loss, Need
+
 
 @dataclass(frozen=True)
 class Wanted:
     """host: its name in hosts.yaml. version: the engine release the series was made for. base: {path relative to the
     package: sha256 of the pre-image} (`base.json`). patched: the same for the post-images, where they are known.
-    recorded: the document of facts/<host>.yaml (protocol section 2), None where there is none. draft: needed."""
+    recorded: the document of facts/<host>.yaml (protocol section 2), None where there is none. draft: needed.
+    mode, loses, needs: what is asked for, what its clients lose by it, what they must keep."""
 
     host: str
     service: str
@@ -21,3 +24,6 @@ class Wanted:
     patched: Mapping[str, str] = field(default_factory=dict)
     recorded: Mapping[str, Any] | None = None
     needs_draft: bool = False
+    mode: str | None = None
+    loses: tuple[Loss, ...] = ()
+    needs: tuple[Need, ...] = ()

@@ -9,6 +9,7 @@ from typing import Any
 from ddtree_ops.config.model import HostConfig
 from ddtree_ops.config.secrets import SecretRef
 from ddtree_ops.core.errors import PreconditionFailed, UsageProblem
+from ddtree_ops.core.features import Loss
 from ddtree_ops.core.modes import BASELINE, Modes, Rewritten, rewrite, scan
 from ddtree_ops.units import effective
 from ddtree_ops.units.execline import exec_value
@@ -44,7 +45,8 @@ class Rendered:
     dropped: list[list[str]] = field(default_factory=list)
     set: list[tuple[str, str | None]] = field(default_factory=list)
     added: list[tuple[str, str]] = field(default_factory=list)
-    loses: list[str] = field(default_factory=list)
+    replaced: list[tuple[str, str]] = field(default_factory=list)
+    loses: list[Loss] = field(default_factory=list)
     state: dict[str, Any] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     secrets: list[str] = field(default_factory=list)
@@ -82,7 +84,7 @@ def render(host: HostConfig, facts: Facts, mode: str, modes: Modes) -> Rendered:
     return Rendered(
         host.name, mode, dropin, whole, change.argv, _all_environment(facts, ours),
         _read_back(whole, facts), patched, change.dropped,
-        change.set, change.added, change.loses, change.state, list(facts.unit.notes), secrets,
+        change.set, change.added, change.replaced, change.loses, change.state, list(facts.unit.notes), secrets,
     )  # fmt: skip
 
 
