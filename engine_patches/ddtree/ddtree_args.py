@@ -174,7 +174,7 @@ def _check_draft_windows(args: Any) -> None:
     if windowed == len(layers) and args.speculative_dflash_draft_window_size is not None:
         return
     remedy = (
-        f"set --speculative-dflash-draft-window-size {window}"
+        f"set --speculative-dflash-draft-window-size {window or 'to its window'}"
         if windowed == len(layers)
         else "no flag of SGLang 0.5.11 windows some layers and not others, so this draft needs a later engine"
     )

@@ -217,7 +217,7 @@ class DDTreeWorker(DFlashWorker):
         self._report(self.stats.shadow_steps)
 
     def _gather_buffer(self, requests: int) -> torch.Tensor | None:
-        """Room for every rank's candidates, taken once: a rank out of memory in mid-step would leave the others waiting."""
+        """Room for all ranks' candidates, taken once: a rank short of memory in mid-step would leave others waiting."""
         ranks = get_tp_group().world_size
         if ranks == 1:
             return None
