@@ -1,0 +1,258 @@
+"""Triton: the exact draft tree of every request of a batch, with what verify reads, in two launches.
+
+`_pop_kernel` is the reference's heap (ddtree_utils.build_tree), one program a request. The frontier lies in
+registers. Scores are float64 in the reference's order of operations, compared as sortable integers. Rank tuples
+are not kept: a popped prefix makes room for its first child and its next sibling, which take its place in the
+frontier's lexicographic order, so every entry carries its place in that order and ties go to the lowest.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from .ddtree_utils import TreeBatch
+
+MAX_BUDGET = 1024
+MAX_RANKS = 2048
+MAX_DEPTH = 64
+COLUMNS = ("token", "parent", "depth", "rank", "position", "next_token", "next_sibling")
+MASK_ROWS = 16
+
+LOWEST = tl.constexpr(-(2**31))
+# what an entry is, in one int32: parent row << 17 | depth - 1 << 11 | rank
+RANK = tl.constexpr(2047)
+LEVEL = tl.constexpr(63)
+LEVEL_AT = tl.constexpr(11)
+PARENT_AT = tl.constexpr(17)
+
+
+@triton.jit
+def _order(score):
+    """float64 -> two int32 whose lexicographic order is the order of the scores; never (LOWEST, .) if finite."""
+    bits = (score + 0.0).to(tl.int64, bitcast=True)  # + 0.0: -0.0 equals 0.0
+    bits = bits ^ ((bits >> 63) & 0x7FFFFFFFFFFFFFFF)
+    return (bits >> 32).to(tl.int32), (bits.to(tl.int32)) ^ LOWEST
+
+
+@triton.jit
+def _score(high, low):
+    """The float64 that _order made these of."""
+    bits = (high.to(tl.int64) << 32) | ((low ^ LOWEST).to(tl.int64) & 0xFFFFFFFF)
+    bits = bits ^ ((bits >> 63) & 0x7FFFFFFFFFFFFFFF)
+    return bits.to(tl.float64, bitcast=True)
+
+
+@triton.jit
+def _is_finite(x):
+    return (x > float("-inf")) & (x < float("inf"))
+
+
+@triton.jit
+def _pop_kernel(
+    log_probs,
+    token_ids,
+    roots,
+    prefix_lens,
+    columns,
+    nodes_out,
+    batch,
+    budget,
+    rows,
+    DEPTH: tl.constexpr,
+    RANKS: tl.constexpr,
+    SLOTS: tl.constexpr,
+    ROWS: tl.constexpr,
+):
+    """One request: pop the best prefix `budget` times, then write the seven columns of its rows.
+
+    columns: int64 [7, batch, rows] in the order of COLUMNS. SLOTS >= budget and ROWS >= rows, powers of two.
+    """
+    b = tl.program_id(0)
+    log_probs += b * DEPTH * RANKS
+    token_ids += b * DEPTH * RANKS
+    plane = batch.to(tl.int64) * rows
+    token_out = columns + b.to(tl.int64) * rows
+    parent_out = token_out + plane
+    depth_out = parent_out + plane
+    rank_out = depth_out + plane
+    position_out = rank_out + plane
+    next_token_out = position_out + plane
+    next_sibling_out = next_token_out + plane
+    slot = tl.arange(0, SLOTS)
+    # the popped prefixes, kept where later columns go: parent | depth - 1 | rank in one, elder sibling in the other
+    popped, elder_of = parent_out, depth_out
+
+    first = tl.load(log_probs + slot, mask=slot == 0, other=float("-inf"))
+    high, low = _order(first.to(tl.float64))
+    high = tl.where(_is_finite(first), high, LOWEST)
+    place = tl.zeros([SLOTS], tl.int32)
+    what = tl.zeros([SLOTS], tl.int32)
+    elder = tl.zeros([SLOTS], tl.int32)
+    node = 1
+    best_high = tl.max(high, 0)
+    while (node <= budget) & (best_high != LOWEST):
+        best_low = tl.max(tl.where(high == best_high, low, LOWEST), 0)
+        ties = (high == best_high) & (low == best_low)
+        best_place = tl.min(tl.where(ties, place, 2147483647), 0)
+        hit = ties & (place == best_place)
+        chosen = tl.sum(tl.where(hit, what, 0), 0)
+        chosen_elder = tl.sum(tl.where(hit, elder, 0), 0)
+        tl.store(popped + node, chosen.to(tl.int64))
+        tl.store(elder_of + node, chosen_elder.to(tl.int64))
+        rank = chosen & RANK
+        level = (chosen >> LEVEL_AT) & LEVEL
+        score = _score(best_high, best_low)
+        at = log_probs + level * RANKS + rank
+        here = tl.load(at)
+        beside = tl.load(at + 1, mask=rank + 1 < RANKS, other=float("-inf"))
+        below = tl.load(at - rank + RANKS, mask=level + 1 < DEPTH, other=float("-inf"))
+        sibling_high, sibling_low = _order(score - here.to(tl.float64) + beside.to(tl.float64))
+        child_high, child_low = _order(score + below.to(tl.float64))
+        sibling_high = tl.where(_is_finite(beside), sibling_high, LOWEST)
+        child_high = tl.where(_is_finite(below), child_high, LOWEST)
+        # the child takes the popped place, the sibling the one behind it
+        fresh = slot == node
+        place += (place > best_place).to(tl.int32)
+        place = tl.where(hit, best_place + 1, tl.where(fresh, best_place, place))
+        high = tl.where(hit, sibling_high, tl.where(fresh, child_high, high))
+        low = tl.where(hit, sibling_low, tl.where(fresh, child_low, low))
+        child = (node << PARENT_AT) | ((level + 1) << LEVEL_AT)
+        what = tl.where(hit, what + 1, tl.where(fresh, child, what))
+        elder = tl.where(hit, node, tl.where(fresh, 0, elder))
+        node += 1
+        best_high = tl.max(high, 0)
+
+    tl.debug_barrier()
+    row = tl.arange(0, ROWS)
+    inside = row < rows
+    drafted = (row > 0) & (row < node)
+    record = tl.load(popped + row, mask=drafted, other=0).to(tl.int32)
+    elder_row = tl.load(elder_of + row, mask=drafted, other=0)
+    rank = record & RANK
+    level = (record >> LEVEL_AT) & LEVEL
+    parent = record >> PARENT_AT
+    root = tl.load(roots + b).to(tl.int64)
+    prefix = tl.load(prefix_lens + b).to(tl.int64)
+    token = tl.load(token_ids + level * RANKS + rank, mask=drafted, other=0)
+    depth = tl.where(drafted, level + 1, 0)
+    tl.store(next_token_out + row, tl.full([ROWS], -1, tl.int64), mask=inside)
+    tl.store(next_sibling_out + row, tl.full([ROWS], -1, tl.int64), mask=inside)
+    tl.debug_barrier()
+    tl.store(token_out + row, tl.where(drafted, token, root), mask=inside)
+    tl.store(parent_out + row, tl.where(row == 0, -1, parent).to(tl.int64), mask=inside)
+    tl.store(depth_out + row, depth.to(tl.int64), mask=inside)
+    tl.store(rank_out + row, tl.where(drafted, rank, -1).to(tl.int64), mask=inside)
+    tl.store(position_out + row, prefix + depth, mask=inside)
+    tl.store(next_token_out + parent, row.to(tl.int64), mask=drafted & (rank == 0))
+    tl.store(next_sibling_out + elder_row, row.to(tl.int64), mask=drafted & (rank > 0))
+    tl.store(nodes_out + b, node.to(tl.int64))
+
+
+@triton.jit
+def _mask_kernel(
+    parents,
+    nodes,
+    prefix_lens,
+    mask,
+    batch,
+    rows,
+    DEPTH: tl.constexpr,
+    BATCH: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """BLOCK rows of one request's mask: their last `rows` columns, a row sees itself and its ancestors."""
+    b = tl.program_id(0)
+    row = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    other = tl.arange(0, BATCH)
+    before = tl.load(prefix_lens + other, mask=other < b, other=0).to(tl.int64)
+    start = rows * (tl.sum(before, 0) + rows * b.to(tl.int64))
+    prefix = tl.load(prefix_lens + b).to(tl.int64)
+    tail = mask + start + row.to(tl.int64) * (prefix + rows) + prefix
+    column = tl.arange(0, ROWS)
+    inside = (row < rows)[:, None] & (column < rows)[None, :]
+    tl.store(tail[:, None] + column[None, :], tl.zeros([BLOCK, ROWS], tl.int8), mask=inside)
+    tl.debug_barrier()
+    sees = row.to(tl.int64)
+    parents += b.to(tl.int64) * rows
+    in_use = row < tl.load(nodes + b)
+    active = row < rows
+    for _ in range(DEPTH + 1):
+        tl.store(tail + sees, tl.full([BLOCK], 1, tl.int8), mask=active)
+        sees = tl.load(parents + sees, mask=active & in_use, other=-1)
+        active = active & (sees >= 0)
+
+
+def build_trees(
+    log_probs: torch.Tensor,
+    token_ids: torch.Tensor,
+    roots: torch.Tensor,
+    prefix_lens: torch.Tensor,
+    budget: int,
+    rows: int,
+    mask_elements: int,
+) -> TreeBatch:
+    """`ddtree_utils.build_batch` on the device, equal bit by bit; nothing waits, nothing depends on the data's shape.
+
+    log_probs float32 and token_ids int64 [batch, L, K], each row descending (not checked); roots and prefix_lens
+    integers [batch]. mask_elements: sum over requests of rows * (prefix + rows), known to the host.
+    Raises: ValueError when shapes or types do not fit.
+    """
+    _check(log_probs, token_ids, budget, rows)
+    batch, depth, ranks = log_probs.shape
+    device = log_probs.device
+    columns = torch.empty((len(COLUMNS), batch, rows), dtype=torch.int64, device=device)
+    nodes = torch.empty(batch, dtype=torch.int64, device=device)
+    mask = torch.empty(mask_elements, dtype=torch.bool, device=device)
+    log_probs, token_ids = log_probs.contiguous(), token_ids.contiguous()
+    padded = triton.next_power_of_2(rows)
+    _pop_kernel[(batch,)](
+        log_probs,
+        token_ids,
+        roots,
+        prefix_lens,
+        columns,
+        nodes,
+        batch,
+        budget,
+        rows,
+        DEPTH=depth,
+        RANKS=ranks,
+        SLOTS=max(32, triton.next_power_of_2(budget)),
+        ROWS=padded,
+        num_warps=1,
+    )
+    _mask_kernel[(batch, triton.cdiv(rows, MASK_ROWS))](
+        columns[1],
+        nodes,
+        prefix_lens,
+        mask.view(torch.int8),
+        batch,
+        rows,
+        DEPTH=depth,
+        BATCH=triton.next_power_of_2(batch),
+        ROWS=padded,
+        BLOCK=MASK_ROWS,
+        num_warps=4,
+    )
+    return TreeBatch(**dict(zip(COLUMNS, columns)), nodes=nodes, mask=mask)
+
+
+def _check(log_probs: torch.Tensor, token_ids: torch.Tensor, budget: int, rows: int) -> None:
+    if log_probs.ndim != 3 or log_probs.shape != token_ids.shape or 0 in log_probs.shape:
+        raise ValueError(
+            "log_probs and token_ids must both be [batch, L, K], "
+            f"got {tuple(log_probs.shape)} and {tuple(token_ids.shape)}"
+        )
+    if log_probs.dtype != torch.float32 or token_ids.dtype != torch.int64:
+        raise ValueError(f"expected float32 and int64, got {log_probs.dtype} and {token_ids.dtype}")
+    if not 1 <= budget <= min(MAX_BUDGET, rows - 1):
+        raise ValueError(
+            f"the node budget must be 1..{min(MAX_BUDGET, rows - 1)} for {rows} rows, got {budget}"
+        )
+    if log_probs.shape[1] > MAX_DEPTH or log_probs.shape[2] > MAX_RANKS:
+        raise ValueError(
+            f"at most {MAX_DEPTH} positions of {MAX_RANKS} candidates, got {tuple(log_probs.shape)}"
+        )
