@@ -6,6 +6,7 @@ import argparse
 from typing import Any
 
 MAX_BUDGET = 1024
+MAX_BLOCK = 65
 BACKEND = "triton"
 FLAGS = {
     "speculative_ddtree_budget": "Nodes of the draft tree, the root not counted.",
@@ -122,11 +123,13 @@ def set_tree_width(args: Any) -> None:
     """After DFLASH's handling: the target verifies max(block, budget + 1) rows a request, the draft its block.
 
     speculative_dflash_block_size keeps the block; pools, graphs and accounting go by
-    speculative_num_draft_tokens.
+    speculative_num_draft_tokens. Raises: ValueError on a block that no tree can be made of.
     """
     if not is_full(args):
         return
     block = int(args.speculative_num_draft_tokens)
+    if not 2 <= block <= MAX_BLOCK:
+        raise ValueError(f"Full DDTREE needs a draft block of 2 to {MAX_BLOCK} tokens, got {block}.")
     args.speculative_dflash_block_size = block
     args.speculative_num_draft_tokens = max(block, int(args.speculative_ddtree_budget) + 1)
 

@@ -270,7 +270,8 @@ def walk(batch: TreeBatch, choose: Choose, depth: int) -> Walk:
 
     choose(rows, active) -> int64 [batch]: the target's token after each of these rows of the flattened batch
     (int64 [batch]); what it says where active (bool [batch]) is False is not used. depth: L, the deepest a
-    tree can be. No step waits for the device: every request takes depth + 1 levels, finished ones in place.
+    tree can be. Each level waits for the device once: a choice over a whole vocabulary costs more than that,
+    and most walks end early.
     """
     size, rows = batch.token.shape
     device = batch.token.device
@@ -289,5 +290,7 @@ def walk(batch: TreeBatch, choose: Choose, depth: int) -> Walk:
         # children of one node have distinct tokens, so at most one fits
         fits = linked & (batch.parent == row[:, None]) & (batch.token == chosen[:, None])
         active = active & fits.any(dim=1)
+        if level == depth or not bool(active.any()):
+            break
         row = torch.where(active, fits.to(torch.int8).argmax(dim=1), row)
     return Walk(path, token, length)

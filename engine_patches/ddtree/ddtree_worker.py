@@ -106,7 +106,7 @@ class DDTreeWorker(DFlashWorker):
         """
         self.stats.verify_steps += 1
         if not self.shadow:
-            self._verify_trees(batch, block_ids[:, 0], draft_hidden, lm_head)
+            self._verify_trees(batch, block_ids[:, 0].contiguous(), draft_hidden, lm_head)
             return
         prefixes, prefix_lens = batch.seq_lens_cpu.tolist(), batch.seq_lens
         super()._start_verify(batch, block_ids, positions_2d, draft_hidden, lm_head)
@@ -196,9 +196,11 @@ class DDTreeWorker(DFlashWorker):
         try:
             with torch.inference_mode():
                 timer.start()
-                trees = self._trees(chain[:, 0], draft_hidden, lm_head, prefix_lens, prefixes)
+                trees = self._trees(chain[:, 0].contiguous(), draft_hidden, lm_head, prefix_lens, prefixes)
                 timer.stop()
-                on_host = TreeBatch(**{name: getattr(trees, name).cpu() for name in vars(trees)})
+                # the mask stays: it is as long as the prefixes
+                columns = {name: column.cpu() for name, column in vars(trees).items() if name != "mask"}
+                on_host = TreeBatch(**columns, mask=torch.empty(0, dtype=torch.bool))
             if bool((on_host.nodes == 1).all()):
                 raise RuntimeError("no tree has a node: the candidates' log-probabilities are not finite")
             self.stats.count_trees(on_host.depth, on_host.nodes, self.budget)

@@ -62,6 +62,9 @@ def fates(models: Path, overlay: Path, tmp_path_factory: pytest.TempPathFactory)
             *("--tp", "2", "--dp", "2", "--enable-dp-attention"),
         ],
         "pp": ["--model-path", str(target), *FLAGS, *full(models), "--pp-size", "2"],
+        "block of one": [
+            *("--model-path", str(target), *FLAGS, *full(models), "--speculative-dflash-block-size", "1")
+        ],
         "no draft": ["--model-path", str(target), *FLAGS, "--speculative-algorithm", "DDTREE"],
         "budget": ["--model-path", str(target), *FLAGS, *full(models), "--speculative-ddtree-budget", "0"],
         "budget above": [
@@ -110,6 +113,7 @@ def test_the_target_verifies_the_tree_and_the_draft_keeps_its_block(fates: dict[
         ("page size", "--page-size must be 1, got 16"),
         ("dp attention", "does not support dp attention"),
         ("pp", "pp_size == 1"),
+        ("block of one", "a draft block of 2 to 65 tokens, got 1"),
         ("no draft", "set --speculative-draft-model-path"),
         ("budget", "--speculative-ddtree-budget must be at least 1, got 0"),
         ("budget above", "--speculative-ddtree-budget must be at most 1024, got 1025"),
