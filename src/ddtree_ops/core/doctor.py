@@ -48,7 +48,7 @@ def examine(probe: dict[str, Any], wanted: Wanted) -> list[Finding]:
     live = parse(probe)
     found = [ok("reachable", f"{wanted.host} answered")]
     if wanted.mode is not None:
-        found += kept(wanted.needs, wanted.loses, wanted.mode, wanted.host)
+        found += kept(wanted.needs, wanted.loses, wanted.mode)
     for name, section, rule in RULES:
         seen = getattr(live, section)
         if not isinstance(seen, Unknown):

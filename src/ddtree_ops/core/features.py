@@ -36,14 +36,14 @@ class Need:
     place: str
 
 
-def kept(needs: tuple[Need, ...], loses: tuple[Loss, ...], mode: str, host: str) -> list[Finding]:
+def kept(needs: tuple[Need, ...], loses: tuple[Loss, ...], mode: str) -> list[Finding]:
     """One BLOCK for each needed feature that the mode loses, naming feature, mode and line."""
     said = {loss.feature: loss.says for loss in reversed(loses)}
     return [
         block(
             "requires",
             f"mode {mode} loses {need.feature} ({said[need.feature]}), which {need.place} requires",
-            f"another mode, or remove {need.feature} from requires: in {need.place} for {host}",
+            f"keep the mode that runs, or remove {need.feature} at {need.place} if clients can do without it",
         )
         for need in needs
         if need.feature in said
