@@ -180,7 +180,7 @@ def main(options: argparse.Namespace) -> int:
     reference = hugging_face(options.models / "target", options.threads)
     lines = report.header(options.stage, results.data)
     checks = report.judge_cases(
-        cases, results.data["cases"], failed, reference, MIN_TOKENS // options.short, results.save
+        cases, results.data["cases"], failed, reference, MIN_TOKENS // options.short**2, results.save
     )
     say("judged")
     lines += [check.line for check in checks]

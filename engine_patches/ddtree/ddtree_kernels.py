@@ -86,4 +86,4 @@ def _clean(logits: torch.Tensor) -> torch.Tensor:
 
 
 def _sentence(kernel: str, device: torch.device, where: str) -> str:
-    return f"DDTree's kernel {kernel} differs from the reference on {device}{where}: this GPU and driver cannot be trusted."
+    return f"DDTree's kernel {kernel} differs from the reference on {device}{where}; do not serve with it."

@@ -21,17 +21,24 @@ COLUMNS = ("token", "parent", "depth", "rank", "position", "next_token", "next_s
 MASK_ROWS = 16
 
 LOWEST = tl.constexpr(-(2**31))
-# what an entry is, in one int32: parent row << 17 | depth - 1 << 11 | rank
-RANK = tl.constexpr(2047)
+HIGHEST = tl.constexpr(2**31 - 1)
+# a frontier entry's place in lexicographic order, its level (depth - 1) and its slot, in one int32
+SLOT = tl.constexpr(1023)
 LEVEL = tl.constexpr(63)
-LEVEL_AT = tl.constexpr(11)
+LEVEL_AT = tl.constexpr(10)
+ONE_PLACE = tl.constexpr(1 << 16)
+PLACE = tl.constexpr(-(1 << 16))
+# its elder sibling's row and its rank; the record of a pop: its parent's row, level and rank
+RANK = tl.constexpr(2047)
+KIN_AT = tl.constexpr(11)
+RANK_AT = tl.constexpr(11)
 PARENT_AT = tl.constexpr(17)
 
 
 @triton.jit
 def _order(score):
     """float64 -> two int32 whose lexicographic order is the order of the scores; never (LOWEST, .) if finite."""
-    bits = (score + 0.0).to(tl.int64, bitcast=True)  # + 0.0: -0.0 equals 0.0
+    bits = score.to(tl.int64, bitcast=True)
     bits = bits ^ ((bits >> 63) & 0x7FFFFFFFFFFFFFFF)
     return (bits >> 32).to(tl.int32), (bits.to(tl.int32)) ^ LOWEST
 
@@ -45,8 +52,55 @@ def _score(high, low):
 
 
 @triton.jit
+def _load(pointer, mask, other: tl.constexpr):
+    """A log-probability; + 0.0 turns -0.0 into 0.0, which it equals."""
+    return tl.load(pointer, mask=mask, other=other) + 0.0
+
+
+@triton.jit
 def _is_finite(x):
     return (x > float("-inf")) & (x < float("inf"))
+
+
+@triton.jit
+def _write_columns(
+    token_ids,
+    roots,
+    prefix_lens,
+    out,
+    plane,
+    nodes_out,
+    b,
+    nodes,
+    rows,
+    RANKS: tl.constexpr,
+    ROWS: tl.constexpr,
+):
+    """Turn the records of the pops into the seven columns of request b."""
+    row = tl.arange(0, ROWS)
+    inside = row < rows
+    drafted = (row > 0) & (row < nodes)
+    record = tl.load(out + plane + row, mask=drafted, other=0).to(tl.int32)
+    elder = tl.load(out + 2 * plane + row, mask=drafted, other=0)
+    rank = record & RANK
+    level = (record >> RANK_AT) & LEVEL
+    parent = record >> PARENT_AT
+    root = tl.load(roots + b).to(tl.int64)
+    prefix = tl.load(prefix_lens + b).to(tl.int64)
+    token = tl.load(token_ids + level * RANKS + rank, mask=drafted, other=0)
+    depth = tl.where(drafted, level + 1, 0)
+    next_token, next_sibling = out + 5 * plane, out + 6 * plane
+    tl.store(next_token + row, tl.full([ROWS], -1, tl.int64), mask=inside)
+    tl.store(next_sibling + row, tl.full([ROWS], -1, tl.int64), mask=inside)
+    tl.debug_barrier()  # the records have been read, and the links are empty
+    tl.store(out + row, tl.where(drafted, token, root), mask=inside)
+    tl.store(out + plane + row, tl.where(row == 0, -1, parent).to(tl.int64), mask=inside)
+    tl.store(out + 2 * plane + row, depth.to(tl.int64), mask=inside)
+    tl.store(out + 3 * plane + row, tl.where(drafted, rank, -1).to(tl.int64), mask=inside)
+    tl.store(out + 4 * plane + row, prefix + depth, mask=inside)
+    tl.store(next_token + parent, row.to(tl.int64), mask=drafted & (rank == 0))
+    tl.store(next_sibling + elder, row.to(tl.int64), mask=drafted & (rank > 0))
+    tl.store(nodes_out + b, nodes.to(tl.int64))
 
 
 @triton.jit
@@ -68,86 +122,95 @@ def _pop_kernel(
     """One request: pop the best prefix `budget` times, then write the seven columns of its rows.
 
     columns: int64 [7, batch, rows] in the order of COLUMNS. SLOTS >= budget and ROWS >= rows, powers of two.
+    Slot p holds the next child of node p. What its pop will need is fetched when it comes in, so that one pop is
+    three reductions and a few additions.
     """
     b = tl.program_id(0)
     log_probs += b * DEPTH * RANKS
-    token_ids += b * DEPTH * RANKS
     plane = batch.to(tl.int64) * rows
-    token_out = columns + b.to(tl.int64) * rows
-    parent_out = token_out + plane
-    depth_out = parent_out + plane
-    rank_out = depth_out + plane
-    position_out = rank_out + plane
-    next_token_out = position_out + plane
-    next_sibling_out = next_token_out + plane
+    parent_out = columns + plane + b.to(tl.int64) * rows
+    popped, elders = parent_out, parent_out + plane  # kept where later columns go
     slot = tl.arange(0, SLOTS)
-    # the popped prefixes, kept where later columns go: parent | depth - 1 | rank in one, elder sibling in the other
-    popped, elder_of = parent_out, depth_out
 
-    first = tl.load(log_probs + slot, mask=slot == 0, other=float("-inf"))
+    # score of slot p's prefix, sortable; LOWEST: it has no more
+    lone = slot == 0
+    first = _load(log_probs + slot, lone, float("-inf"))
     high, low = _order(first.to(tl.float64))
     high = tl.where(_is_finite(first), high, LOWEST)
-    place = tl.zeros([SLOTS], tl.int32)
-    what = tl.zeros([SLOTS], tl.int32)
-    elder = tl.zeros([SLOTS], tl.int32)
+    place = slot  # place << 16 | level << LEVEL_AT | slot
+    kin = tl.zeros([SLOTS], tl.int32)  # elder sibling << KIN_AT | rank
+    here = first.to(tl.float64)
+    beside = tl.zeros([SLOTS], tl.float64)
+    below = tl.zeros([SLOTS], tl.float64)
+    # fetched for the slots `parent` and node - 1, which changed last
+    parent = 0
+    next_here = tl.load(log_probs) + 0.0
+    next_beside = _load(log_probs + 1, RANKS > 1, float("-inf"))
+    child_here = next_here
+    child_beside = next_beside
+    child_below = _load(log_probs + RANKS, DEPTH > 1, float("-inf"))
     node = 1
     best_high = tl.max(high, 0)
     while (node <= budget) & (best_high != LOWEST):
         best_low = tl.max(tl.where(high == best_high, low, LOWEST), 0)
+        fresh = slot == node - 1
+        changed = slot == parent
+        here = tl.where(changed, next_here.to(tl.float64), tl.where(fresh, child_here.to(tl.float64), here))
+        beside = tl.where(
+            changed, next_beside.to(tl.float64), tl.where(fresh, child_beside.to(tl.float64), beside)
+        )
+        below = tl.where(fresh, child_below.to(tl.float64), below)
         ties = (high == best_high) & (low == best_low)
-        best_place = tl.min(tl.where(ties, place, 2147483647), 0)
+        best_place = tl.min(tl.where(ties, place, HIGHEST), 0)
         hit = ties & (place == best_place)
-        chosen = tl.sum(tl.where(hit, what, 0), 0)
-        chosen_elder = tl.sum(tl.where(hit, elder, 0), 0)
-        tl.store(popped + node, chosen.to(tl.int64))
-        tl.store(elder_of + node, chosen_elder.to(tl.int64))
-        rank = chosen & RANK
-        level = (chosen >> LEVEL_AT) & LEVEL
         score = _score(best_high, best_low)
-        at = log_probs + level * RANKS + rank
-        here = tl.load(at)
-        beside = tl.load(at + 1, mask=rank + 1 < RANKS, other=float("-inf"))
-        below = tl.load(at - rank + RANKS, mask=level + 1 < DEPTH, other=float("-inf"))
-        sibling_high, sibling_low = _order(score - here.to(tl.float64) + beside.to(tl.float64))
-        child_high, child_low = _order(score + below.to(tl.float64))
+        sibling_high, sibling_low = _order(score - here + beside)
         sibling_high = tl.where(_is_finite(beside), sibling_high, LOWEST)
+        child_high, child_low = _order(score + below)
         child_high = tl.where(_is_finite(below), child_high, LOWEST)
-        # the child takes the popped place, the sibling the one behind it
-        fresh = slot == node
-        place += (place > best_place).to(tl.int32)
-        place = tl.where(hit, best_place + 1, tl.where(fresh, best_place, place))
-        high = tl.where(hit, sibling_high, tl.where(fresh, child_high, high))
-        low = tl.where(hit, sibling_low, tl.where(fresh, child_low, low))
-        child = (node << PARENT_AT) | ((level + 1) << LEVEL_AT)
-        what = tl.where(hit, what + 1, tl.where(fresh, child, what))
-        elder = tl.where(hit, node, tl.where(fresh, 0, elder))
-        node += 1
-        best_high = tl.max(high, 0)
+        high = tl.where(hit, sibling_high, high)
+        low = tl.where(hit, sibling_low, low)
+        best_high = tl.max(tl.maximum(high, tl.where(hit, child_high, LOWEST)), 0)
 
+        # off the critical path: the child into its slot, and what the next pops will need
+        parent = best_place & SLOT
+        level = (best_place >> LEVEL_AT) & LEVEL
+        old_kin = tl.sum(tl.where(hit, kin, 0), 0)
+        rank = old_kin & RANK
+        at = log_probs + level * RANKS + rank
+        child_at = log_probs + (level + 1) * RANKS
+        next_here = _load(at + 1, rank + 1 < RANKS, 0.0)
+        next_beside = _load(at + 2, rank + 2 < RANKS, float("-inf"))
+        child_here = _load(child_at, level + 1 < DEPTH, 0.0)
+        child_beside = _load(child_at + 1, (level + 1 < DEPTH) & (RANKS > 1), float("-inf"))
+        child_below = _load(child_at + RANKS, level + 2 < DEPTH, float("-inf"))
+        new_high = tl.sum(tl.where(hit, child_high, 0), 0)
+        new_low = tl.sum(tl.where(hit, child_low, 0), 0)
+        tl.store(popped + node, (parent << PARENT_AT | level << RANK_AT | rank).to(tl.int64))
+        tl.store(elders + node, (old_kin >> KIN_AT).to(tl.int64))
+        fresh = slot == node
+        # the child takes the popped place, the sibling the one behind it
+        place += tl.where(place > best_place, ONE_PLACE, 0)
+        place = tl.where(hit, place + ONE_PLACE, place)
+        place = tl.where(fresh, (best_place & PLACE) | (level + 1) << LEVEL_AT | node, place)
+        kin = tl.where(hit, node << KIN_AT | rank + 1, kin)
+        high = tl.where(fresh, new_high, high)
+        low = tl.where(fresh, new_low, low)
+        node += 1
     tl.debug_barrier()
-    row = tl.arange(0, ROWS)
-    inside = row < rows
-    drafted = (row > 0) & (row < node)
-    record = tl.load(popped + row, mask=drafted, other=0).to(tl.int32)
-    elder_row = tl.load(elder_of + row, mask=drafted, other=0)
-    rank = record & RANK
-    level = (record >> LEVEL_AT) & LEVEL
-    parent = record >> PARENT_AT
-    root = tl.load(roots + b).to(tl.int64)
-    prefix = tl.load(prefix_lens + b).to(tl.int64)
-    token = tl.load(token_ids + level * RANKS + rank, mask=drafted, other=0)
-    depth = tl.where(drafted, level + 1, 0)
-    tl.store(next_token_out + row, tl.full([ROWS], -1, tl.int64), mask=inside)
-    tl.store(next_sibling_out + row, tl.full([ROWS], -1, tl.int64), mask=inside)
-    tl.debug_barrier()
-    tl.store(token_out + row, tl.where(drafted, token, root), mask=inside)
-    tl.store(parent_out + row, tl.where(row == 0, -1, parent).to(tl.int64), mask=inside)
-    tl.store(depth_out + row, depth.to(tl.int64), mask=inside)
-    tl.store(rank_out + row, tl.where(drafted, rank, -1).to(tl.int64), mask=inside)
-    tl.store(position_out + row, prefix + depth, mask=inside)
-    tl.store(next_token_out + parent, row.to(tl.int64), mask=drafted & (rank == 0))
-    tl.store(next_sibling_out + elder_row, row.to(tl.int64), mask=drafted & (rank > 0))
-    tl.store(nodes_out + b, node.to(tl.int64))
+    _write_columns(
+        token_ids + b * DEPTH * RANKS,
+        roots,
+        prefix_lens,
+        parent_out - plane,
+        plane,
+        nodes_out,
+        b,
+        node,
+        rows,
+        RANKS,
+        ROWS,
+    )
 
 
 @triton.jit

@@ -1,0 +1,261 @@
+"""Every Triton kernel against its reference on random and adversarial inputs; runs under .venv-engine's python.
+
+`kernel_checks.py [NAME…]` runs the checks in Triton's interpreter on the CPU and prints one line each; exit 1 where
+one fails. bench/engine/kernels.py runs the same comparisons, larger, on a GPU.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+import types
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+if __name__ == "__main__":
+    os.environ["TRITON_INTERPRET"] = "1"
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "engine_patches"))
+
+from ddtree import ddtree_kernels, ddtree_topk, ddtree_utils
+
+CPU = torch.device("cpu")
+INF = torch.inf
+
+
+@dataclass
+class Case:
+    """Input of one batch of trees. log_probs: float32 [batch, L, K], ids: int64 alike."""
+
+    name: str
+    log_probs: torch.Tensor
+    ids: torch.Tensor
+    budget: int
+    rows: int
+
+
+def candidates(kind: str, shape: tuple[int, int, int], g: torch.Generator) -> torch.Tensor:
+    """Descending log-probabilities [batch, L, K] of one kind."""
+    batch, depth, ranks = shape
+    wide = torch.randn(batch, depth, 4 * ranks + 8, generator=g)
+    if kind == "bf16":  # logits of real size: a coarse grid, so equal scores everywhere
+        wide = (wide * 3 + 20).to(torch.bfloat16).float()
+    elif kind == "peaked":
+        wide = wide * 5
+    elif kind == "equal":  # one value a position
+        wide = torch.zeros_like(wide)
+    values = wide.topk(ranks, dim=-1).values - wide.logsumexp(dim=-1, keepdim=True)
+    if kind == "certain":  # log-probability 0: a child scores as its parent
+        values = torch.zeros_like(values)
+    elif kind == "one-hot":
+        values = torch.full_like(values, -INF)
+        values[..., 0] = 0.0
+    elif kind == "almost one-hot":
+        values = torch.full_like(values, -100.0)
+        values[..., 0] = -0.0
+    elif kind == "holes":  # what is not finite ends its position
+        cut = torch.randint(0, ranks + 2, (batch, depth, 1), generator=g)
+        cut[0, 0] = 0
+        end = torch.where(torch.rand(batch, depth, 1, generator=g) < 0.5, -INF, torch.nan)
+        values = torch.where(torch.arange(ranks) < cut, values, end)
+    elif kind == "rounded":  # exponents far apart: float64 sums round, a sibling may even score higher
+        exponent = torch.randint(-40, 3, (batch, depth, 1), generator=g).float()
+        values = (values * exponent.exp2()).sort(dim=-1, descending=True).values
+        values[..., 1::2] = values[..., 0::2][..., : values[..., 1::2].shape[-1]]
+    elif kind == "plus":  # not log-probabilities, but finite floats
+        values = values + 4.0
+    return values
+
+
+KINDS = (
+    "gaussian",
+    "bf16",
+    "peaked",
+    "equal",
+    "certain",
+    "one-hot",
+    "almost one-hot",
+    "holes",
+    "rounded",
+    "plus",
+)
+
+
+def tree_cases(sizes: list[tuple[int, int, int, int, int]], seed: int) -> Iterator[Case]:
+    """One case of every kind at each size. sizes: (batch, L, K, budget, rows)."""
+    g = torch.Generator().manual_seed(seed)
+    for batch, depth, ranks, budget, rows in sizes:
+        for kind in KINDS:
+            values = candidates(kind, (batch, depth, ranks), g)
+            order = torch.rand(batch, depth, ranks + 3, generator=g).argsort(dim=-1)[..., :ranks]
+            name = f"{kind}, L={depth}, K={ranks}, B={budget}"
+            yield Case(name, values, order, budget, rows)  # ids from 0 on: 0 is a token
+
+
+def compare_trees(case: Case, device: torch.device) -> ddtree_utils.TreeBatch:
+    """The kernel's trees; asserts that they equal the reference. Prefixes are unequal, one is 0."""
+    size = case.log_probs.shape[0]
+    roots, prefixes = torch.arange(size) + 70, (torch.arange(size) * 37) % 101
+    expected = ddtree_utils.build_batch(case.log_probs, case.ids, roots, prefixes, case.budget, case.rows)
+    there = [tensor.to(device) for tensor in (case.log_probs, case.ids, roots, prefixes)]
+    got = ddtree_kernels.build_trees(*there, case.budget, case.rows, expected.mask.numel())
+    assert ddtree_kernels.tree_difference(got, expected) is None, (
+        case.name,
+        ddtree_kernels.tree_difference(got, expected),
+    )
+    return expected
+
+
+def logits_of(kind: str, rows: int, columns: int, dtype: torch.dtype, g: torch.Generator) -> torch.Tensor:
+    """Logits of one kind, [rows, columns], not contiguous between rows."""
+    x = torch.randn(rows, columns + 8, generator=g) * 3
+    if kind == "ties":
+        x = x.round().clamp(max=4)
+    elif kind == "equal":
+        x = torch.full_like(x, 2.0)
+    elif kind == "signs":  # only 0.0 and -0.0
+        x = torch.where(x > 0, 0.0, -0.0)
+    elif kind == "holes":
+        x[:, ::3] = -INF
+        x[:, 1::3] = torch.nan
+        x[0] = torch.nan
+        x[-1] = -INF
+    elif kind == "lonely":
+        x = torch.full_like(x, -INF)
+        x[:, -9] = 1.0
+    elif kind == "infinite":
+        x[:, columns // 2] = INF
+    return x.to(dtype)[:, :columns]
+
+
+LOGITS = ("gaussian", "ties", "equal", "signs", "holes", "lonely", "infinite")
+
+
+def compare_top(logits: torch.Tensor, first_id: int, k: int, name: str) -> None:
+    """Values and ids bit by bit; the log-sum-exp to float32's accuracy."""
+    columns = logits.shape[1]
+    clean = torch.where(logits.isnan(), -INF, logits.float()).cpu()
+    values, ids = ddtree_topk.canonical_top(clean, torch.arange(columns) + first_id, k)
+    partition = clean.double().logsumexp(dim=1)
+    got = ddtree_kernels.top_k_lse(logits, first_id, k)
+    assert torch.equal(got[0].cpu(), values), name
+    assert torch.equal(got[1].cpu(), ids), name
+    close = torch.isclose(got[2].cpu().double(), partition, rtol=2e-6, atol=2e-6)
+    assert bool(close.all()), (name, got[2], partition)
+
+
+def compare_walk(
+    trees: ddtree_utils.TreeBatch, depth: int, device: torch.device, vocabulary: int, g: torch.Generator
+) -> None:
+    """Targets that follow the tree for a while, with ties and NaN in their rows."""
+    size, rows = trees.token.shape
+    target = (torch.randn(size * rows, vocabulary, generator=g) * 2).round()
+    follow = torch.rand(size, rows, generator=g) < 0.8
+    liked = torch.where(follow, ddtree_kernels.some_child(trees), 1).reshape(-1, 1)
+    target.scatter_(1, liked, 30.0)
+    target[torch.rand(target.shape, generator=g) < 0.01] = torch.nan
+    target[:: rows + 1] = torch.nan
+    target = target.to(torch.bfloat16)
+    clean = torch.where(target.isnan(), -INF, target.float())
+    expected = ddtree_utils.walk(trees, lambda at, _: clean[at].argmax(dim=1), depth)
+    there = ddtree_utils.TreeBatch(**{name: tensor.to(device) for name, tensor in vars(trees).items()})
+    got = ddtree_kernels.walk_greedy(target.to(device), there, depth)
+    for name, tensor in vars(expected).items():
+        assert torch.equal(getattr(got, name).cpu(), tensor), name
+
+
+def check_trees_of_every_kind() -> None:
+    for case in tree_cases([(3, 4, 4, 18, 19), (2, 15, 7, 24, 25)], seed=1):
+        compare_trees(case, CPU)
+
+
+def check_trees_smaller_and_larger_than_their_rows() -> None:
+    """K = 1; fewer nodes than positions; more than the lattice has; more rows than nodes; one request."""
+    sizes = [(2, 6, 1, 9, 16), (2, 8, 5, 3, 16), (2, 2, 3, 40, 44), (1, 1, 9, 5, 6), (1, 3, 2, 1, 2)]
+    for case in tree_cases(sizes, seed=2):
+        compare_trees(case, CPU)
+
+
+def check_trees_with_many_ties() -> None:
+    g = torch.Generator().manual_seed(3)
+    for case in range(12):
+        values = -torch.randint(0, 3, (2, 5, 4), generator=g).float().cumsum(dim=-1) / 4
+        compare_trees(Case(str(case), values, torch.arange(40).view(2, 5, 4), 22, 23), CPU)
+
+
+def check_top_k_and_partition() -> None:
+    g = torch.Generator().manual_seed(4)
+    for dtype in (torch.bfloat16, torch.float16, torch.float32):
+        for kind in LOGITS:
+            for columns, k in ((5000, 16), (300, 5), (7, 9), (1, 1)):
+                compare_top(logits_of(kind, 2, columns, dtype, g), 1000, k, f"{kind} {dtype} {columns} {k}")
+
+
+def check_top_k_at_its_largest() -> None:
+    g = torch.Generator().manual_seed(5)
+    for kind in ("gaussian", "ties", "holes"):
+        for k in (64, 128, 130):
+            compare_top(logits_of(kind, 1, 9000, torch.bfloat16, g), 0, k, f"{kind} {k}")
+
+
+def check_walk_reads_what_it_visits() -> None:
+    g = torch.Generator().manual_seed(6)
+    for case in tree_cases([(3, 5, 4, 14, 17)], seed=6):
+        trees = compare_trees(case, CPU)
+        for depth in (5, 8):
+            compare_walk(trees, depth, CPU, 90, g)
+
+
+def check_self_check_is_silent_and_names_a_broken_kernel() -> None:
+    ddtree_kernels.self_check(CPU)
+    kernels = vars(ddtree_kernels)
+    for name in ("top_k_lse", "build_trees", "walk_greedy"):
+        sound = kernels[name]
+        kernels[name] = broken(sound)
+        try:
+            ddtree_kernels.self_check(CPU)
+        except RuntimeError as error:
+            assert f"kernel {name} " in str(error), error
+        else:
+            raise AssertionError(f"self_check did not see that {name} is broken")
+        finally:
+            kernels[name] = sound
+
+
+def broken(kernel: Callable[..., object]) -> Callable[..., object]:
+    """The kernel with one element of its second result changed."""
+
+    def run(*arguments: object) -> object:
+        result = kernel(*arguments)
+        parts = result if isinstance(result, tuple) else tuple(vars(result).values())
+        parts[1].view(-1)[-1 if isinstance(result, tuple) else 1] += 1
+        return result
+
+    return run
+
+
+def main(names: list[str]) -> int:
+    warnings.simplefilter("ignore")  # numpy's, about infinities
+    checks = {
+        name.removeprefix("check_"): value
+        for name, value in globals().items()
+        if name.startswith("check_") and isinstance(value, types.FunctionType)
+    }
+    failed = 0
+    for name in names or list(checks):
+        try:
+            checks[name]()
+            print(f"ok {name}", flush=True)
+        except Exception:
+            failed += 1
+            print(f"FAILED {name}\n{traceback.format_exc()}", flush=True)
+    return min(failed, 1)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
