@@ -45,6 +45,8 @@ class DDTreeWorker(DFlashWorker):
         super().__init__(server_args=draft_shaped, **kwargs)
         if not self.shadow:
             check_loaded_target(self.model_runner)
+            # DFLASH would say that it falls back to greedy where its kernel is missing: trees are sampled without it
+            self._warned_sampling_fallback = True
         # verify's width; in shadow mode what full mode's would be
         self.rows = max(int(self.block_size), self.budget + 1)
         self.tree_device = torch.device(self.device)
