@@ -17,9 +17,8 @@ import torch
 import triton
 import triton.language as tl
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "engine_patches"))
-sys.path.insert(0, str(ROOT / "tests" / "engine"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "engine_patches"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests" / "engine"))
 
 import kernel_checks as checks
 from ddtree import ddtree_kernels as kernels
@@ -86,7 +85,7 @@ def check_everything() -> int:
         (1, 1, 300, 256, 257),
         (33, 7, 5, 31, 33),
     ]
-    for seed in range(6):
+    for seed in range(3):
         for case in checks.tree_cases(sizes, seed):
             checks.compare_trees(case, DEVICE)
             count += 1
