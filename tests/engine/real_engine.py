@@ -47,15 +47,25 @@ class Server:
         with urllib.request.urlopen(self.url + path, timeout=60) as reply:
             return json.load(reply)
 
-    def generate(self, prompt: list[int] | list[list[int]], tokens: int, **more: Any) -> Any:
-        """The answer to a prompt, or the list of answers to a list of prompts, which then run in one batch."""
-        sampling = {"temperature": 0, "max_new_tokens": tokens, "ignore_eos": True}
-        body = json.dumps({"input_ids": prompt, "sampling_params": sampling, **more}).encode()
+    def post(self, path: str, body: dict[str, Any]) -> Any:
+        """The open reply, for a stream of events or for `json.load`."""
         request = urllib.request.Request(
-            self.url + "/generate", body, headers={"content-type": "application/json"}
+            self.url + path, json.dumps(body).encode(), headers={"content-type": "application/json"}
         )
-        with urllib.request.urlopen(request, timeout=120) as reply:
+        return urllib.request.urlopen(request, timeout=300)
+
+    def generate(self, prompt: list[int] | list[list[int]], tokens: int, **more: Any) -> Any:
+        """The answer to a prompt, or the list of answers to a list of prompts, which then run in one batch.
+
+        more: further fields of the body; `sampling` changes the greedy parameters.
+        """
+        sampling = {"temperature": 0, "max_new_tokens": tokens, "ignore_eos": True, **more.pop("sampling", {})}
+        with self.post("/generate", {"input_ids": prompt, "sampling_params": sampling, **more}) as reply:
             return json.load(reply)
+
+    def state(self) -> Any:
+        """The scheduler's state: DDTREE's counters are in ["ddtree"]."""
+        return self.get("/get_server_info")["internal_states"][0]
 
 
 def need_engine() -> None:
@@ -97,16 +107,19 @@ def free_port() -> int:
 
 
 @contextmanager
-def serving(name: str, work: Path, model: Path, *flags: str, overlay: Path | None = None) -> Iterator[Server]:
-    """A server that answers /health; its whole session is killed at the end."""
+def serving(
+    name: str, work: Path, model: Path, *flags: str, overlay: Path | None = None, **variables: str
+) -> Iterator[Server]:
+    """A server that answers /health; its whole session is killed at the end. variables: of its environment."""
     need_engine()
     port = free_port()
     log = work / f"{name}.log"
     command = [
         *(str(PYTHON), "-m", "sglang.launch_server", "--host", "127.0.0.1", "--port", str(port)),
-        *("--model-path", str(model), *FLAGS, *flags),
+        # the engine's own choice of this port is a race when two start at once
+        *("--nccl-port", str(free_port()), "--model-path", str(model), *FLAGS, *flags),
     ]
-    env = environment(*([overlay] if overlay else []))
+    env = environment(*([overlay] if overlay else [])) | variables
     if "--tp" in flags:
         # SGLang binds one set of cores a rank, and finds none by itself where there is no NUMA
         env["SGLANG_CPU_OMP_THREADS_BIND"] = "|".join(

@@ -194,8 +194,11 @@ def draft_config() -> dict[str, object]:
 
 
 def write_tokenizer(directory: Path) -> None:
-    """A byte-level tokenizer: one token a byte, filler tokens up to the special ones."""
-    vocab = {char: i for i, char in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    """A byte-level tokenizer: token id = byte, filler tokens from 256 up to the special ones."""
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]  # these stand for themselves
+    others = [byte for byte in range(256) if byte not in printable]
+    vocab = {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
+    assert set(vocab) == set(pre_tokenizers.ByteLevel.alphabet())
     vocab |= {f"<f{i}>": i for i in range(len(vocab), VOCAB - len(SPECIAL))}
     tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
