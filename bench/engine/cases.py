@@ -75,6 +75,7 @@ LOSSLESS = [
     Case("tree64", ddtree(64, 8), "full", probe=True),
     Case("chain", ddtree(BLOCK - 1, 1), "full"),
     Case("tree16_chunked", ddtree(16, 4, "--chunked-prefill-size", "64"), "full"),
+    Case("tree16_nosync", ddtree(16, 4), "full", sampled=False, env={"DDTREE_BENCH_NOSYNC": "1"}),
     Case("tree16_noradix", ddtree(16, 4, "--disable-radix-cache"), "full"),
     *(mutant(name) for name in ("mask", "parent", "position", "commit_shift", "commit_other")),
 ]

@@ -1,7 +1,8 @@
 """Test-only SGLang plugin: wraps DDTREE's tree build and walk, to break them on purpose and to record them.
 
 DDTREE_BENCH_MUTANT=NAME breaks one thing (ddtree_bench_mutants.py); DDTREE_BENCH_PROBE=DIR writes verify steps while
-DIR/label names a request; DDTREE_BENCH_HASH=DIR writes one hash a tree batch to DIR/rank<R>. Never in a release.
+DIR/label names a request; DDTREE_BENCH_HASH=DIR writes one hash a tree batch to DIR/rank<R>; DDTREE_BENCH_NOSYNC=1 ends the
+server when anything waits for the device from the draft's hidden states to the finished trees. Never in a release.
 """
 
 from __future__ import annotations
@@ -33,6 +34,11 @@ def install() -> None:
         walk = recorded_walk(walk, Path(probe))
     if hashes := os.environ.get("DDTREE_BENCH_HASH"):
         build = hashed_build(build, Path(hashes))
+    if os.environ.get("DDTREE_BENCH_NOSYNC"):
+        from sglang.srt.speculative import ddtree_topk
+
+        ddtree_topk.top_candidates = never_waiting(ddtree_topk.top_candidates)
+        build, walk = never_waiting(build, then="warn"), waiting_again(walk)
     ddtree_device.build, ddtree_device.walk_greedily = build, walk
 
 
@@ -81,6 +87,28 @@ def recorded_walk(walk: Any, directory: Path) -> Any:
                 step |= {"prefix": trees.position[0, 0].cpu(), "logits": logits.float().cpu()}
                 torch.save(step, directory / f"{name}-{written:03d}.pt")
         return walk(logits, trees, depth)
+
+    return wrapped
+
+
+def never_waiting(step: Any, then: str = "error") -> Any:
+    """The step, in which any wait for the device raises; then: what a wait is from here to the next step."""
+
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        torch.cuda.set_sync_debug_mode("error")
+        done = step(*args, **kwargs)
+        torch.cuda.set_sync_debug_mode(then)
+        return done
+
+    return wrapped
+
+
+def waiting_again(walk: Any) -> Any:
+    """The walk, from which on waits are allowed."""
+
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        torch.cuda.set_sync_debug_mode("default")
+        return walk(*args, **kwargs)
 
     return wrapped
 
