@@ -1,8 +1,8 @@
 """Test-only SGLang plugin: wraps DDTREE's tree build and walk, to break them on purpose and to record them.
 
 DDTREE_BENCH_MUTANT=NAME breaks one thing (ddtree_bench_mutants.py); DDTREE_BENCH_PROBE=DIR writes verify steps while
-DIR/label names a request; DDTREE_BENCH_HASH=DIR writes one hash a tree batch to DIR/rank<R>; DDTREE_BENCH_NOSYNC=1 ends the
-server when anything waits for the device from the draft's hidden states to the finished trees. Never in a release.
+DIR/label names a request; DDTREE_BENCH_HASH=DIR writes one hash a tree batch to DIR/rank<R>; DDTREE_BENCH_NOSYNC=1
+ends the server when anything waits for the device from the draft's hidden states to the trees. Never in a release.
 """
 
 from __future__ import annotations
