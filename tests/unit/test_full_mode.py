@@ -13,7 +13,8 @@ from ddtree_ops.config import ConfigProblem, load_inventory
 from ddtree_ops.core.doctor import examine, refusal
 from ddtree_ops.core.errors import PreconditionFailed, UsageProblem
 from ddtree_ops.core.features import FEATURES, Loss, Need
-from ddtree_ops.core.modes import Modes, Rewritten, read_modes, rewrite
+from ddtree_ops.core.modes import Modes, Rewritten, rewrite
+from ddtree_ops.core.modes_file import read_modes
 from ddtree_ops.core.plan import Plan, Preconditions
 from ddtree_ops.core.wanted import Wanted
 from ddtree_ops.data import data_dir
@@ -102,6 +103,14 @@ def test_every_loss_has_a_name_and_full_loses_what_linear_does_and_more(modes: M
     assert lost["dflash"] == lost["shadow"] == {"logprobs", "grammar", "tool_choice", "penalties"}
     assert lost["full"] == lost["shadow"] | {"custom_logit_processor", "attention_backend"}
     assert lost["full"] == set(FEATURES)
+
+
+def test_the_drafts_own_window_stays_in_every_mode(modes: Modes) -> None:
+    window = ["--speculative-dflash-draft-window-size", "2048"]
+    for mode in modes.modes:
+        done = go(modes, ["--speculative-algorithm", "DFLASH", *window], mode)
+        assert done.argv[1:3] == window
+        assert done.dropped == [["--speculative-algorithm", "DFLASH"]]
 
 
 @pytest.mark.parametrize(

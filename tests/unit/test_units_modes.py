@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from ddtree_ops.core.errors import PreconditionFailed, UsageProblem
 from ddtree_ops.core.features import Loss
-from ddtree_ops.core.modes import Rewritten, read_flags, read_modes, rewrite
+from ddtree_ops.core.modes import Rewritten, read_flags, rewrite
+from ddtree_ops.core.modes_file import read_modes
 
 pytestmark = pytest.mark.tier("main")
 MODES = read_modes(

@@ -1,4 +1,4 @@
-"""What a mode does to a command line: data from a series' modes.yaml, and the rewrite that follows it.
+"""What a mode does to a command line: its rules as types, and the rewrite that follows them.
 
 A mode drops all of the baseline's flags that match `drop`, sets its own and adds those that its rule table asks for.
 A value that the operator set is never changed: that is a conflict (exit 3).
@@ -13,12 +13,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ddtree_ops.core.errors import PreconditionFailed, UsageProblem
-from ddtree_ops.core.features import FEATURES, Loss
+from ddtree_ops.core.features import Loss
 
 BASELINE = "baseline"
 Flag = tuple[str, "str | list[str] | None"]
 _IS_FLAG = re.compile(r"--?[A-Za-z].*", re.DOTALL)
-_KINDS = ("always", "hybrid", "dense")
 
 
 @dataclass(frozen=True)
@@ -114,10 +113,16 @@ class Mode:
 
 @dataclass(frozen=True)
 class Modes:
-    """A series' modes.yaml. drop: globs of the flags that every mode drops together."""
+    """A series' modes.yaml. drop: globs of the flags that every mode drops together; keep: those of them that stay,
+    because they tell of the draft and not of the algorithm."""
 
     drop: tuple[str, ...]
     modes: Mapping[str, Mode]
+    keep: tuple[str, ...] = ()
+
+    def drops(self, flag: str) -> bool:
+        """Whether every mode drops this flag."""
+        return flag not in self.keep and any(fnmatch.fnmatchcase(flag, pattern) for pattern in self.drop)
 
     def get(self, name: str) -> Mode:
         """Return a mode by name. Raises UsageProblem for an unknown one."""
@@ -151,84 +156,6 @@ class Rewritten:
     state: dict[str, Any] = field(default_factory=dict)
 
 
-def read_modes(data: Mapping[str, Any], file: str = "modes.yaml") -> Modes:
-    """Build Modes from a modes.yaml's plain value. Raises UsageProblem naming file and key."""
-    if not isinstance(data, Mapping) or not isinstance(data.get("modes"), Mapping):
-        raise UsageProblem(f"{file}: modes: must be a mapping of mode names")
-    common = tuple(_rule(r, f"{file}: forbid") for r in data.get("forbid") or ())
-    drop = data.get("drop") or ()
-    if isinstance(drop, str) or not all(isinstance(d, str) for d in drop):
-        raise UsageProblem(f"{file}: drop: must be a list of flag patterns")
-    modes = {name: _mode(name, m, common, file) for name, m in data["modes"].items()}
-    for mode in modes.values():
-        if mode.proven_by is not None and (mode.proven_by not in modes or mode.proven_by == mode.name):
-            raise UsageProblem(
-                f"{file}: modes.{mode.name}.proven_by: no other mode is named {mode.proven_by}"
-            )
-    return Modes(tuple(drop), modes)
-
-
-def _mode(name: str, data: Any, common: tuple[Rule, ...], file: str) -> Mode:
-    at = f"{file}: modes.{name}"
-    known = {
-        "patched", "requires", "set", "add", "drop", "forbid", "state", "loses", "refuse", "proven_by",
-    }  # fmt: skip
-    if not isinstance(data, Mapping):
-        raise UsageProblem(f"{at}: must be a mapping")
-    if unknown := sorted(set(data) - known):
-        raise UsageProblem(f"{at}: unknown key {unknown[0]}")
-    flags = data.get("set") or {}
-    return Mode(
-        name=name,
-        patched=bool(data.get("patched", False)),
-        requires=tuple(data.get("requires") or ()),
-        set=tuple((flag, _value(value)) for flag, value in flags.items() if value is not False),
-        add=tuple(_rule(r, f"{at}.add") for r in data.get("add") or ()),
-        forbid=common + tuple(_rule(r, f"{at}.forbid") for r in data.get("forbid") or ()),
-        state=dict(data.get("state") or {}),
-        drop=tuple(_rule(r, f"{at}.drop") for r in data.get("drop") or ()),
-        loses=tuple(_loss(loss, f"{at}.loses") for loss in data.get("loses") or ()),
-        refuse=_refusal(data.get("refuse"), f"{at}.refuse"),
-        proven_by=data.get("proven_by"),
-    )
-
-
-def _loss(data: Any, at: str) -> Loss:
-    if not isinstance(data, Mapping) or set(data) != {"feature", "says"}:
-        raise UsageProblem(f"{at}: each loss is {{feature: …, says: …}}")
-    if data["feature"] not in FEATURES:
-        raise UsageProblem(f"{at}: unknown feature {data['feature']}: one of {', '.join(FEATURES)}")
-    return Loss(data["feature"], str(data["says"]))
-
-
-def _refusal(data: Any, at: str) -> Refusal | None:
-    if data is None or isinstance(data, str):
-        return None if data is None else Refusal(data)
-    if not isinstance(data, Mapping) or set(data) != {"when", "reason"}:
-        raise UsageProblem(f"{at}: a sentence, or {{when: …, reason: …}}")
-    if data["when"] not in _KINDS:
-        raise UsageProblem(f"{at}: when must be one of {', '.join(_KINDS)}, not {data['when']}")
-    return Refusal(str(data["reason"]), data["when"])
-
-
-def _value(value: Any) -> str | None:
-    return None if value is True or value is None else str(value)
-
-
-def _rule(data: Any, at: str) -> Rule:
-    if not isinstance(data, Mapping) or "flag" not in data or "reason" not in data:
-        raise UsageProblem(f"{at}: each rule needs flag and reason")
-    when = data.get("when", "always")
-    if when not in _KINDS:
-        raise UsageProblem(f"{at}: {data['flag']}: when must be one of {', '.join(_KINDS)}, not {when}")
-    if unknown := sorted(set(data) - {"flag", "value", "reason", "when", "unless", "allow"}):
-        raise UsageProblem(f"{at}: {data['flag']}: unknown key {unknown[0]}")
-    return Rule(
-        data["flag"], _value(data.get("value")), data["reason"], when,
-        tuple(data.get("unless") or ()), tuple(str(a) for a in data.get("allow") or ()),
-    )  # fmt: skip
-
-
 def rewrite(
     argv: Sequence[str],
     flags_at: int,
@@ -255,7 +182,7 @@ def rewrite(
     replaced: list[tuple[str, str]] = []
     for span in scan(argv, flags_at):
         words = list(argv[span.start : span.end])
-        if any(fnmatch.fnmatchcase(span.name, pattern) for pattern in modes.drop):
+        if modes.drops(span.name):
             dropped.append(words)
         elif rule := _dropping(span, mode, hybrid):
             dropped.append(words)

@@ -10,7 +10,8 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from ddtree_ops.core.errors import UsageProblem
-from ddtree_ops.core.modes import Modes, read_modes
+from ddtree_ops.core.modes import Modes
+from ddtree_ops.core.modes_file import read_modes
 from ddtree_ops.engine.digests import sha256
 
 _HEX = re.compile(r"[0-9a-f]{64}")
