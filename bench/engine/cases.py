@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 BLOCK = 8
 COMMON = [
@@ -33,6 +33,8 @@ class Case:
     """One engine. mode: `ddtree_mode` it must report, None: none. mutant: broken on purpose, must be caught.
 
     probe: record trees and verify logits of the first requests. hashes: record a hash of every tree, per rank.
+    nosync: a wait for the device on the way to the trees ends the server. dies: what its error must say, it must not
+    serve.
     """
 
     name: str
@@ -42,7 +44,13 @@ class Case:
     probe: bool = False
     hashes: bool = False
     sampled: bool = True
-    env: dict[str, str] = field(default_factory=dict)
+    nosync: bool = False
+    dies: str | None = None
+
+    @property
+    def plugged(self) -> bool:
+        """Whether the test-only plugin is in it."""
+        return bool(self.mutant or self.probe or self.hashes or self.nosync)
 
     @property
     def speculative(self) -> bool:
@@ -75,8 +83,9 @@ LOSSLESS = [
     Case("tree64", ddtree(64, 8), "full", probe=True),
     Case("chain", ddtree(BLOCK - 1, 1), "full"),
     Case("tree16_chunked", ddtree(16, 4, "--chunked-prefill-size", "64"), "full"),
-    Case("tree16_nosync", ddtree(16, 4), "full", sampled=False, env={"DDTREE_BENCH_NOSYNC": "1"}),
+    Case("tree16_nosync", ddtree(16, 4), "full", sampled=False, nosync=True),
     Case("tree16_noradix", ddtree(16, 4, "--disable-radix-cache"), "full"),
+    Case("mutant_wait", ddtree(16, 4), mutant="wait", nosync=True, dies="synchronizing CUDA operation"),
     *(mutant(name) for name in ("mask", "parent", "position", "commit_shift", "commit_other")),
 ]
 TP2 = [

@@ -41,13 +41,15 @@ class Server:
             )
 
     def _environment(self) -> dict[str, str]:
-        env = {**os.environ, **self.case.env}
-        if self.case.mutant or self.case.probe or self.case.hashes:
+        env = dict(os.environ)
+        if self.case.plugged:
             env["PYTHONPATH"] = f"{env.get('PYTHONPATH', '')}:{PLUG}"
         if self.case.mutant:
             env["DDTREE_BENCH_MUTANT"] = self.case.mutant
         if self.case.probe:
             env["DDTREE_BENCH_PROBE"] = str(self.directory)
+        if self.case.nosync:
+            env["DDTREE_BENCH_NOSYNC"] = "1"
         if self.case.hashes:
             env["DDTREE_BENCH_HASH"] = str(self.directory)
         return env

@@ -78,6 +78,7 @@ def serve(server: Server, results: Results, short: int) -> None:
             },
             "metrics": server.metrics(),
             "log": [line for wanted in LOG_WANTED for line in [x for x in log if wanted in x][-2:]],
+            "waits": sorted({line.strip()[:150] for line in log if "synchronizing CUDA operation" in line}),
             "graphs": any("cuda graph: True" in line for line in log),
             "hashes": read_hashes(server.directory) if case.hashes else {},
             "dumps": str(server.directory) if case.probe else "",
@@ -134,6 +135,8 @@ def usable(case: Case, entry: dict[str, Any] | None) -> bool:
     """Whether a case need not run again: it was judged, or can be."""
     if entry is None:
         return False
+    if case.dies:
+        return "died" in entry
     return "checks" in entry or not case.probe or Path(entry["dumps"]).is_dir()
 
 
@@ -177,6 +180,9 @@ def main(options: argparse.Namespace) -> int:
     results.data |= {"commit": overlay["commit"], "machine": machine(options.device)}
     missing = [case for case in cases if not usable(case, results.data["cases"].get(case.name))]
     failed = run_cases(missing, options, results) if missing else {}
+    for case in missing:
+        if case.dies and case.name in failed:
+            results.put(case, {"died": failed[case.name]})
     reference = hugging_face(options.models / "target", options.threads)
     lines = report.header(options.stage, results.data)
     checks = report.judge_cases(

@@ -57,6 +57,12 @@ def judge_cases(
     checks: list[Check] = []
     for case in cases:
         entry = entries.get(case.name)
+        if case.dies:
+            why = (entry or {}).get("died", "it served")
+            checks.append(
+                Check(case.name, case.dies in why, f"{'caught' if case.dies in why else 'NOT CAUGHT'}: {why}")
+            )
+            continue
         if entry is None:
             checks.append(Check(case.name, False, failed.get(case.name, "not run")))
             continue
@@ -92,6 +98,8 @@ def judge_case(case: Case, entry: Entry, reference: Reference, min_tokens: int) 
         checks.append(Check(f"{case.name}: reports", mode == case.mode, f"ddtree_mode {mode}"))
     if case.hashes:
         checks.append(rank_check(case, entry))
+    if case.nosync:
+        checks.append(wait_check(case, entry))
     return checks + node_checks(case, entry, reference)
 
 
@@ -153,6 +161,14 @@ def rank_check(case: Case, entry: Entry) -> Check:
     count = min((len(lines) for lines in ranks), default=0)
     words = f"{len(ranks)} ranks, {count} tree batches, {'byte-equal' if equal else 'DIFFERENT'}"
     return Check(f"{case.name}: trees", equal, words)
+
+
+def wait_check(case: Case, entry: Entry) -> Check:
+    """No module of ours waits for the device from the trees to the walk; before that a wait ended the server."""
+    places = sorted({line.split(": ")[0].rpartition("/")[2] for line in entry["waits"]})
+    ours = [place for place in places if place.startswith("ddtree")]
+    words = f"waits behind the trees: {len(ours)} of ours, SGLang's at {', '.join(places) or 'no place'}"
+    return Check(f"{case.name}: waits", not ours, words)
 
 
 def compare(cases: list[Case], entries: dict[str, Entry]) -> list[Check]:

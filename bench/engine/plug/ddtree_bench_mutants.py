@@ -49,6 +49,11 @@ def count_rows(trees: Any) -> None:
     trees.position.copy_(trees.position[:, :1] + torch.arange(trees.rows, device=trees.position.device))
 
 
+def wait_for_device(trees: Any) -> None:
+    """No fault in what is computed: the host reads how many nodes there are before verify is launched."""
+    trees.nodes.sum().item()
+
+
 def shift_path(walk: Any, rows: int) -> None:
     """Commit: the KV and hidden states of the rows after the accepted ones."""
     last = walk.path.amax(dim=1, keepdim=True)
@@ -64,5 +69,5 @@ def path_of_another(walk: Any, rows: int) -> None:
     walk.path.copy_(torch.where(fits[:, None] & columns, other, walk.path))
 
 
-BUILD = {"mask": see_sibling, "parent": skip_parent, "position": count_rows}
+BUILD = {"mask": see_sibling, "parent": skip_parent, "position": count_rows, "wait": wait_for_device}
 WALK = {"commit_shift": shift_path, "commit_other": path_of_another}
