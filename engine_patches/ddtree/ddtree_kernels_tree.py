@@ -1,9 +1,10 @@
-"""Triton: the exact draft tree of every request of a batch, with what verify reads, in two launches.
+"""Triton: the exact draft tree of every request of a batch, with what verify reads, in at most two launches.
 
-`_pop_kernel` is the reference's heap (ddtree_utils.build_tree), one program a request. The frontier lies in
-registers. Scores are float64 in the reference's order of operations, compared as sortable integers. Rank tuples
-are not kept: a popped prefix makes room for its first child and its next sibling, which take its place in the
-frontier's lexicographic order, so every entry carries its place in that order and ties go to the lowest.
+Most requests are done by ddtree_kernels_list. `_pop_kernel` does what that leaves: it is the reference's heap
+(ddtree_utils.build_tree), one program a request. The frontier lies in registers. Scores are float64 in the
+reference's order of operations, compared as sortable integers. Rank tuples are not kept: a popped prefix makes room
+for its first child and its next sibling, which take its place in the frontier's lexicographic order, so every entry
+carries its place in that order and ties go to the lowest.
 """
 
 from __future__ import annotations
@@ -12,33 +13,31 @@ import torch
 import triton
 import triton.language as tl
 
+from .ddtree_kernels_list import DEPTH_BITS, MOST_DEEP, list_kernel
+from .ddtree_kernels_mask import clear_tail, mark_ancestors, mask_tail
 from .ddtree_utils import TreeBatch
 
 MAX_BUDGET = 1024
 MAX_RANKS = 2048
 MAX_DEPTH = 64
 COLUMNS = ("token", "parent", "depth", "rank", "position", "next_token", "next_sibling")
-MASK_ROWS = 16
+MASK_TILE = 4096
+# larger trees are left to the heap
+MOST_LISTED = 511
+MOST_LISTED_RANKS = 128
 
 LOWEST = tl.constexpr(-(2**31))
-HIGHEST = tl.constexpr(2**31 - 1)
-# a frontier entry's place in lexicographic order, its level (depth - 1) and its slot, in one int32
-SLOT = tl.constexpr(1023)
-LEVEL = tl.constexpr(63)
-LEVEL_AT = tl.constexpr(10)
-ONE_PLACE = tl.constexpr(1 << 16)
-PLACE = tl.constexpr(-(1 << 16))
-# its elder sibling's row and its rank; the record of a pop: its parent's row, level and rank
+# what an entry is, in one int32: parent row << 17 | depth - 1 << 11 | rank
 RANK = tl.constexpr(2047)
-KIN_AT = tl.constexpr(11)
-RANK_AT = tl.constexpr(11)
+LEVEL = tl.constexpr(63)
+LEVEL_AT = tl.constexpr(11)
 PARENT_AT = tl.constexpr(17)
 
 
 @triton.jit
 def _order(score):
     """float64 -> two int32 whose lexicographic order is the order of the scores; never (LOWEST, .) if finite."""
-    bits = score.to(tl.int64, bitcast=True)
+    bits = (score + 0.0).to(tl.int64, bitcast=True)  # + 0.0: -0.0 equals 0.0
     bits = bits ^ ((bits >> 63) & 0x7FFFFFFFFFFFFFFF)
     return (bits >> 32).to(tl.int32), (bits.to(tl.int32)) ^ LOWEST
 
@@ -52,55 +51,8 @@ def _score(high, low):
 
 
 @triton.jit
-def _load(pointer, mask, other: tl.constexpr):
-    """A log-probability; + 0.0 turns -0.0 into 0.0, which it equals."""
-    return tl.load(pointer, mask=mask, other=other) + 0.0
-
-
-@triton.jit
 def _is_finite(x):
     return (x > float("-inf")) & (x < float("inf"))
-
-
-@triton.jit
-def _write_columns(
-    token_ids,
-    roots,
-    prefix_lens,
-    out,
-    plane,
-    nodes_out,
-    b,
-    nodes,
-    rows,
-    RANKS: tl.constexpr,
-    ROWS: tl.constexpr,
-):
-    """Turn the records of the pops into the seven columns of request b."""
-    row = tl.arange(0, ROWS)
-    inside = row < rows
-    drafted = (row > 0) & (row < nodes)
-    record = tl.load(out + plane + row, mask=drafted, other=0).to(tl.int32)
-    elder = tl.load(out + 2 * plane + row, mask=drafted, other=0)
-    rank = record & RANK
-    level = (record >> RANK_AT) & LEVEL
-    parent = record >> PARENT_AT
-    root = tl.load(roots + b).to(tl.int64)
-    prefix = tl.load(prefix_lens + b).to(tl.int64)
-    token = tl.load(token_ids + level * RANKS + rank, mask=drafted, other=0)
-    depth = tl.where(drafted, level + 1, 0)
-    next_token, next_sibling = out + 5 * plane, out + 6 * plane
-    tl.store(next_token + row, tl.full([ROWS], -1, tl.int64), mask=inside)
-    tl.store(next_sibling + row, tl.full([ROWS], -1, tl.int64), mask=inside)
-    tl.debug_barrier()  # the records have been read, and the links are empty
-    tl.store(out + row, tl.where(drafted, token, root), mask=inside)
-    tl.store(out + plane + row, tl.where(row == 0, -1, parent).to(tl.int64), mask=inside)
-    tl.store(out + 2 * plane + row, depth.to(tl.int64), mask=inside)
-    tl.store(out + 3 * plane + row, tl.where(drafted, rank, -1).to(tl.int64), mask=inside)
-    tl.store(out + 4 * plane + row, prefix + depth, mask=inside)
-    tl.store(next_token + parent, row.to(tl.int64), mask=drafted & (rank == 0))
-    tl.store(next_sibling + elder, row.to(tl.int64), mask=drafted & (rank > 0))
-    tl.store(nodes_out + b, nodes.to(tl.int64))
 
 
 @triton.jit
@@ -110,7 +62,8 @@ def _pop_kernel(
     roots,
     prefix_lens,
     columns,
-    nodes_out,
+    nodes,
+    mask,
     batch,
     budget,
     rows,
@@ -118,134 +71,102 @@ def _pop_kernel(
     RANKS: tl.constexpr,
     SLOTS: tl.constexpr,
     ROWS: tl.constexpr,
+    BATCH: tl.constexpr,
+    MASK_ROWS: tl.constexpr,
+    LEFT: tl.constexpr,
 ):
-    """One request: pop the best prefix `budget` times, then write the seven columns of its rows.
+    """One request: pop the best prefix `budget` times, then write its columns and mask.
 
     columns: int64 [7, batch, rows] in the order of COLUMNS. SLOTS >= budget and ROWS >= rows, powers of two.
-    Slot p holds the next child of node p. What its pop will need is fetched when it comes in, so that one pop is
-    three reductions and a few additions.
+    LEFT: only if nodes[b] is 0.
     """
     b = tl.program_id(0)
+    if LEFT:  # noqa: SIM102, a compile-time condition
+        if tl.load(nodes + b) != 0:
+            return
     log_probs += b * DEPTH * RANKS
-    plane = batch.to(tl.int64) * rows
-    parent_out = columns + plane + b.to(tl.int64) * rows
-    popped, elders = parent_out, parent_out + plane  # kept where later columns go
+    token_ids += b * DEPTH * RANKS
+    plane = tl.cast(batch, tl.int64) * rows
+    token_out = columns + tl.cast(b, tl.int64) * rows
+    parent_out = token_out + plane
+    depth_out = parent_out + plane
+    rank_out = depth_out + plane
+    position_out = rank_out + plane
+    next_token_out = position_out + plane
+    next_sibling_out = next_token_out + plane
     slot = tl.arange(0, SLOTS)
+    # the popped prefixes, kept where later columns go: parent | depth - 1 | rank in one, elder sibling in the other
+    popped, elder_of = parent_out, depth_out
 
-    # score of slot p's prefix, sortable; LOWEST: it has no more
-    lone = slot == 0
-    first = _load(log_probs + slot, lone, float("-inf"))
+    first = tl.load(log_probs + slot, mask=slot == 0, other=float("-inf"))
     high, low = _order(first.to(tl.float64))
     high = tl.where(_is_finite(first), high, LOWEST)
-    place = slot  # place << 16 | level << LEVEL_AT | slot
-    kin = tl.zeros([SLOTS], tl.int32)  # elder sibling << KIN_AT | rank
-    here = first.to(tl.float64)
-    beside = tl.zeros([SLOTS], tl.float64)
-    below = tl.zeros([SLOTS], tl.float64)
-    # fetched for the slots `parent` and node - 1, which changed last
-    parent = 0
-    next_here = tl.load(log_probs) + 0.0
-    next_beside = _load(log_probs + 1, RANKS > 1, float("-inf"))
-    child_here = next_here
-    child_beside = next_beside
-    child_below = _load(log_probs + RANKS, DEPTH > 1, float("-inf"))
+    place = tl.zeros([SLOTS], tl.int32)
+    what = tl.zeros([SLOTS], tl.int32)
+    elder = tl.zeros([SLOTS], tl.int32)
     node = 1
     best_high = tl.max(high, 0)
     while (node <= budget) & (best_high != LOWEST):
         best_low = tl.max(tl.where(high == best_high, low, LOWEST), 0)
-        fresh = slot == node - 1
-        changed = slot == parent
-        here = tl.where(changed, next_here.to(tl.float64), tl.where(fresh, child_here.to(tl.float64), here))
-        beside = tl.where(
-            changed, next_beside.to(tl.float64), tl.where(fresh, child_beside.to(tl.float64), beside)
-        )
-        below = tl.where(fresh, child_below.to(tl.float64), below)
         ties = (high == best_high) & (low == best_low)
-        best_place = tl.min(tl.where(ties, place, HIGHEST), 0)
+        best_place = tl.min(tl.where(ties, place, 2147483647), 0)
         hit = ties & (place == best_place)
+        chosen = tl.sum(tl.where(hit, what, 0), 0)
+        chosen_elder = tl.sum(tl.where(hit, elder, 0), 0)
+        tl.store(popped + node, chosen.to(tl.int64))
+        tl.store(elder_of + node, chosen_elder.to(tl.int64))
+        rank = chosen & RANK
+        level = (chosen >> LEVEL_AT) & LEVEL
         score = _score(best_high, best_low)
-        sibling_high, sibling_low = _order(score - here + beside)
-        sibling_high = tl.where(_is_finite(beside), sibling_high, LOWEST)
-        child_high, child_low = _order(score + below)
-        child_high = tl.where(_is_finite(below), child_high, LOWEST)
-        high = tl.where(hit, sibling_high, high)
-        low = tl.where(hit, sibling_low, low)
-        best_high = tl.max(tl.maximum(high, tl.where(hit, child_high, LOWEST)), 0)
-
-        # off the critical path: the child into its slot, and what the next pops will need
-        parent = best_place & SLOT
-        level = (best_place >> LEVEL_AT) & LEVEL
-        old_kin = tl.sum(tl.where(hit, kin, 0), 0)
-        rank = old_kin & RANK
         at = log_probs + level * RANKS + rank
-        child_at = log_probs + (level + 1) * RANKS
-        next_here = _load(at + 1, rank + 1 < RANKS, 0.0)
-        next_beside = _load(at + 2, rank + 2 < RANKS, float("-inf"))
-        child_here = _load(child_at, level + 1 < DEPTH, 0.0)
-        child_beside = _load(child_at + 1, (level + 1 < DEPTH) & (RANKS > 1), float("-inf"))
-        child_below = _load(child_at + RANKS, level + 2 < DEPTH, float("-inf"))
-        new_high = tl.sum(tl.where(hit, child_high, 0), 0)
-        new_low = tl.sum(tl.where(hit, child_low, 0), 0)
-        tl.store(popped + node, (parent << PARENT_AT | level << RANK_AT | rank).to(tl.int64))
-        tl.store(elders + node, (old_kin >> KIN_AT).to(tl.int64))
-        fresh = slot == node
+        here = tl.load(at)
+        beside = tl.load(at + 1, mask=rank + 1 < RANKS, other=float("-inf"))
+        below = tl.load(at - rank + RANKS, mask=level + 1 < DEPTH, other=float("-inf"))
+        sibling_high, sibling_low = _order(score - here.to(tl.float64) + beside.to(tl.float64))
+        child_high, child_low = _order(score + below.to(tl.float64))
+        sibling_high = tl.where(_is_finite(beside), sibling_high, LOWEST)
+        child_high = tl.where(_is_finite(below), child_high, LOWEST)
         # the child takes the popped place, the sibling the one behind it
-        place += tl.where(place > best_place, ONE_PLACE, 0)
-        place = tl.where(hit, place + ONE_PLACE, place)
-        place = tl.where(fresh, (best_place & PLACE) | (level + 1) << LEVEL_AT | node, place)
-        kin = tl.where(hit, node << KIN_AT | rank + 1, kin)
-        high = tl.where(fresh, new_high, high)
-        low = tl.where(fresh, new_low, low)
+        fresh = slot == node
+        place += (place > best_place).to(tl.int32)
+        place = tl.where(hit, best_place + 1, tl.where(fresh, best_place, place))
+        high = tl.where(hit, sibling_high, tl.where(fresh, child_high, high))
+        low = tl.where(hit, sibling_low, tl.where(fresh, child_low, low))
+        child = (node << PARENT_AT) | ((level + 1) << LEVEL_AT)
+        what = tl.where(hit, what + 1, tl.where(fresh, child, what))
+        elder = tl.where(hit, node, tl.where(fresh, 0, elder))
         node += 1
+        best_high = tl.max(high, 0)
+
     tl.debug_barrier()
-    _write_columns(
-        token_ids + b * DEPTH * RANKS,
-        roots,
-        prefix_lens,
-        parent_out - plane,
-        plane,
-        nodes_out,
-        b,
-        node,
-        rows,
-        RANKS,
-        ROWS,
-    )
-
-
-@triton.jit
-def _mask_kernel(
-    parents,
-    nodes,
-    prefix_lens,
-    mask,
-    batch,
-    rows,
-    DEPTH: tl.constexpr,
-    BATCH: tl.constexpr,
-    ROWS: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
-    """BLOCK rows of one request's mask: their last `rows` columns, a row sees itself and its ancestors."""
-    b = tl.program_id(0)
-    row = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    other = tl.arange(0, BATCH)
-    before = tl.load(prefix_lens + other, mask=other < b, other=0).to(tl.int64)
-    start = rows * (tl.sum(before, 0) + rows * b.to(tl.int64))
+    row = tl.arange(0, ROWS)
+    inside = row < rows
+    drafted = (row > 0) & (row < node)
+    record = tl.load(popped + row, mask=drafted, other=0).to(tl.int32)
+    elder_row = tl.load(elder_of + row, mask=drafted, other=0)
+    rank = record & RANK
+    level = (record >> LEVEL_AT) & LEVEL
+    parent = record >> PARENT_AT
+    root = tl.load(roots + b).to(tl.int64)
     prefix = tl.load(prefix_lens + b).to(tl.int64)
-    tail = mask + start + row.to(tl.int64) * (prefix + rows) + prefix
-    column = tl.arange(0, ROWS)
-    inside = (row < rows)[:, None] & (column < rows)[None, :]
-    tl.store(tail[:, None] + column[None, :], tl.zeros([BLOCK, ROWS], tl.int8), mask=inside)
+    token = tl.load(token_ids + level * RANKS + rank, mask=drafted, other=0)
+    depth = tl.where(drafted, level + 1, 0)
+    tl.store(next_token_out + row, tl.full([ROWS], -1, tl.int64), mask=inside)
+    tl.store(next_sibling_out + row, tl.full([ROWS], -1, tl.int64), mask=inside)
     tl.debug_barrier()
-    sees = row.to(tl.int64)
-    parents += b.to(tl.int64) * rows
-    in_use = row < tl.load(nodes + b)
-    active = row < rows
-    for _ in range(DEPTH + 1):
-        tl.store(tail + sees, tl.full([BLOCK], 1, tl.int8), mask=active)
-        sees = tl.load(parents + sees, mask=active & in_use, other=-1)
-        active = active & (sees >= 0)
+    tl.store(token_out + row, tl.where(drafted, token, root), mask=inside)
+    tl.store(parent_out + row, tl.where(row == 0, -1, parent).to(tl.int64), mask=inside)
+    tl.store(depth_out + row, depth.to(tl.int64), mask=inside)
+    tl.store(rank_out + row, tl.where(drafted, rank, -1).to(tl.int64), mask=inside)
+    tl.store(position_out + row, prefix + depth, mask=inside)
+    tl.store(next_token_out + parent, row.to(tl.int64), mask=drafted & (rank == 0))
+    tl.store(next_sibling_out + elder_row, row.to(tl.int64), mask=drafted & (rank > 0))
+    tl.store(nodes + b, tl.cast(node, tl.int64))
+
+    tail = mask_tail(mask, prefix_lens, b, rows, BATCH)
+    clear_tail(tail, prefix + rows, rows, ROWS, MASK_ROWS)
+    tl.debug_barrier()
+    mark_ancestors(tail, prefix + rows, parent_out, rows, node, DEPTH, ROWS)
 
 
 def build_trees(
@@ -271,36 +192,60 @@ def build_trees(
     mask = torch.empty(mask_elements, dtype=torch.bool, device=device)
     log_probs, token_ids = log_probs.contiguous(), token_ids.contiguous()
     padded = triton.next_power_of_2(rows)
+    bytes_of_mask = mask.view(torch.int8)
+    common = {
+        "DEPTH": depth,
+        "RANKS": ranks,
+        "ROWS": padded,
+        "BATCH": triton.next_power_of_2(batch),
+        "MASK_ROWS": max(1, MASK_TILE // padded),
+    }
+    arguments = (log_probs, token_ids, roots, prefix_lens, columns, nodes, bytes_of_mask)
+    listed = depth <= MOST_DEEP and ranks <= MOST_LISTED_RANKS and budget <= MOST_LISTED
+    if listed:
+        _launch_list(arguments, batch, budget, rows, common)
     _pop_kernel[(batch,)](
-        log_probs,
-        token_ids,
-        roots,
-        prefix_lens,
-        columns,
-        nodes,
+        *arguments,
         batch,
         budget,
         rows,
-        DEPTH=depth,
-        RANKS=ranks,
         SLOTS=max(32, triton.next_power_of_2(budget)),
-        ROWS=padded,
+        LEFT=listed,
         num_warps=1,
-    )
-    _mask_kernel[(batch, triton.cdiv(rows, MASK_ROWS))](
-        columns[1],
-        nodes,
-        prefix_lens,
-        mask.view(torch.int8),
-        batch,
-        rows,
-        DEPTH=depth,
-        BATCH=triton.next_power_of_2(batch),
-        ROWS=padded,
-        BLOCK=MASK_ROWS,
-        num_warps=4,
+        **common,
     )
     return TreeBatch(**dict(zip(COLUMNS, columns)), nodes=nodes, mask=mask)
+
+
+def _launch_list(
+    arguments: tuple[torch.Tensor, ...], batch: int, budget: int, rows: int, common: dict[str, int]
+) -> None:
+    ranks, device = common["RANKS"], arguments[0].device
+    capacity = 4 * max(16, triton.next_power_of_2(budget))
+    keys = torch.empty((batch, capacity), dtype=torch.int64, device=device)
+    rest = torch.empty((batch, 3, capacity), dtype=torch.int32, device=device)
+    cost_at = DEPTH_BITS + common["DEPTH"] + 2 * (budget.bit_length() - 1)
+    most = min(27, 62 - cost_at)
+    small = budget <= 128
+    list_kernel[(batch,)](
+        *arguments,
+        keys,
+        rest,
+        batch,
+        budget,
+        rows,
+        K=max(16, triton.next_power_of_2(ranks)),
+        WIDE=16 if ranks <= 16 else 64,
+        MOST=1 << most,
+        MOST_BITS=(127 + most) << 23,
+        COST_AT=cost_at,
+        CAPACITY=capacity,
+        PARENTS=32,
+        LISTED=128 if small else 256,
+        AGAINST=32,
+        num_warps=4 if small else 8,
+        **common,
+    )
 
 
 def _check(log_probs: torch.Tensor, token_ids: torch.Tensor, budget: int, rows: int) -> None:
