@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import platform
 import subprocess
 import sys
@@ -150,7 +151,9 @@ def machine(device: str) -> dict[str, str]:
         except Exception:
             continue
     if device == "cuda":
-        query = ["nvidia-smi", "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader"]
+        used = os.environ.get("CUDA_VISIBLE_DEVICES")
+        only = ["-i", used] if used else []
+        query = ["nvidia-smi", *only, "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader"]
         gpus = subprocess.run(query, capture_output=True, text=True, check=False).stdout.strip().splitlines()
         facts["gpu"] = f"{len(gpus)} x {gpus[0]}" if gpus else "none"
     return facts
