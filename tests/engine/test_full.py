@@ -20,6 +20,7 @@ TOKENS = 24
 # One token, one token more than a block, odd lengths, longer than all the rest together.
 LENGTHS = [1, 1, 2, 5, 9, 17, 33, 90]
 CUT = (4, 6)
+BUDGET, TOPK = 40, 6
 DEPTH = 3  # the pair's block has 4 rows
 
 
@@ -120,9 +121,9 @@ def runs(
         str(models / "ctx_draft"),
     ]
     flags = {
-        "radix": ddtree(models, 16, 6),
-        "no radix": ddtree(models, 16, 6, "--disable-radix-cache"),
-        "tp 2": ddtree(models, 16, 6, "--tp", "2"),
+        "radix": ddtree(models, BUDGET, TOPK),
+        "no radix": ddtree(models, BUDGET, TOPK, "--disable-radix-cache"),
+        "tp 2": ddtree(models, BUDGET, TOPK, "--tp", "2"),
         "dflash": dflash,
         "chain": ddtree(models, DEPTH, 1),
     }
@@ -214,6 +215,6 @@ def test_the_whole_binary_tree_of_the_cycle_pair_accepts_four(
 def test_a_server_names_the_mode_it_runs(runs: dict[str, Future[Seen]]) -> None:
     for rank in range(2):
         assert (
-            f"budget=16, topk_cap=6, shadow_every=8, block_size=4, tp_rank={rank}"
+            f"budget={BUDGET}, topk_cap={TOPK}, shadow_every=8, block_size=4, tp_rank={rank}"
             in runs["tp 2"].result().log
         )
