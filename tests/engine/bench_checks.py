@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import os
 import sys
+import tempfile
 import traceback
+from pathlib import Path
 from typing import Any
 
 import cases
 import ddtree_bench_mutants as mutants
 import judge
+import lossless
 import report
 import torch
 from ddtree import ddtree_utils
@@ -148,6 +151,28 @@ def check_a_mutant_that_answers_rightly_fails_its_case() -> None:
 def always_one(sequences: list[list[int]]) -> list[torch.Tensor]:
     """A model that says token 1 whatever it reads."""
     return [torch.tensor([[0.0, 1.0]]).expand(len(sequence), 2) for sequence in sequences]
+
+
+def check_a_stage_that_was_cut_continues() -> None:
+    with tempfile.TemporaryDirectory() as name:
+        path = Path(name) / "lossless.json"
+        done, probed, dying = (
+            cases.LOSSLESS[0],
+            next(c for c in cases.LOSSLESS if c.probe),
+            cases.Case("x", dies="y"),
+        )
+        kept = lossless.Results(path, "one")
+        kept.put(done, {"greedy": {}})
+        kept.put(probed, {"dumps": f"{name}/gone"})
+        entries = lossless.Results(path, "one").data["cases"]
+        assert lossless.usable(done, entries.get(done.name)) and not lossless.usable(
+            probed, entries[probed.name]
+        )
+        assert lossless.usable(probed, {"dumps": name}) and lossless.usable(
+            probed, {"dumps": "", "checks": []}
+        )
+        assert not lossless.usable(dying, None) and lossless.usable(dying, {"died": "z"})
+        assert lossless.Results(path, "another").data["cases"] == {}
 
 
 def check_ranks_whose_trees_differ_fail() -> None:
