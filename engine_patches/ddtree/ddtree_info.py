@@ -102,9 +102,9 @@ def _last_token(req: Any) -> int:
 
 def _free_others(batch: Any, kept: list[int], total: int) -> None:
     """Give back the slots of all rows of the flattened batch but these."""
-    unused = sorted(set(range(total)) - set(kept))
     slots = batch.out_cache_loc
-    batch.token_to_kv_pool_allocator.free(slots.index_select(0, torch.tensor(unused, device=slots.device)))
+    unused = torch.tensor(sorted(set(range(total)) - set(kept)), dtype=torch.int64, device=slots.device)
+    batch.token_to_kv_pool_allocator.free(slots.index_select(0, unused))
 
 
 def _commit(batch: Any, keep: torch.Tensor, committed: list[int]) -> None:
