@@ -35,12 +35,13 @@ def test_walk(name: str, output: str) -> None:
     assert f"ok {name}\n" in output, output
 
 
+@pytest.mark.full  # minutes: the walk itself, above, has its draws in every run
 def test_server_draws_from_the_target(models: Path, overlay: Path, tmp_path: Path) -> None:
     """Against an independent float32 forward; half of a batch is greedy, and stays so."""
     flags = [
         *("--dtype", "float32", "--max-running-requests", "64", "--random-seed", "7"),
         *("--speculative-algorithm", "DDTREE", "--speculative-draft-model-path", str(models / "ctx_draft")),
-        *("--speculative-ddtree-budget", "40", "--speculative-ddtree-topk-cap", "6"),
+        *("--speculative-ddtree-budget", "12", "--speculative-ddtree-topk-cap", "6"),
     ]
     drawn = {"temperature": TEMPERATURE, "top_k": TOP_K, "max_new_tokens": 4, "ignore_eos": True}
     greedy = drawn | {"temperature": 0}
