@@ -95,10 +95,21 @@ def _check_full(args: Any) -> None:
         )
     if args.page_size not in (None, 1):
         raise ValueError(f"Full DDTREE commits slot by slot: --page-size must be 1, got {args.page_size}.")
-    if args.enable_deterministic_inference:
+    # the on-policy mode turns deterministic inference on, but only after this
+    if args.enable_deterministic_inference or args.rl_on_policy_target is not None:
         raise ValueError(
-            "Full DDTREE does not support --enable-deterministic-inference: its kernel reads the whole mask."
+            "Full DDTREE supports neither --enable-deterministic-inference nor --rl-on-policy-target: "
+            "their kernel reads the whole mask."
         )
+    for name, is_set in {
+        "disaggregation_mode": args.disaggregation_mode not in (None, "null"),
+        "enable_two_batch_overlap": args.enable_two_batch_overlap,
+        "enable_hierarchical_cache": args.enable_hierarchical_cache,
+    }.items():
+        if is_set:
+            raise ValueError(
+                f"Full DDTREE does not support {option(name)}: the draft's cache would not follow."
+            )
     windows = _layer_types(args.get_model_config().hf_text_config).count("sliding_attention")
     if windows or args.get_model_config().is_hybrid_swa:
         raise ValueError(
@@ -135,25 +146,15 @@ def set_tree_width(args: Any) -> None:
 
 
 def refuse_request(req: Any, args: Any) -> str | None:
-    """Why full mode cannot serve this request, or None. SGLang answers HTTP 400 with the sentence.
-
-    req: a Req. What depends on the tokens generated so far would need those inside a path, and verify
-    computes all its rows before they are known.
-    """
-    if not is_full(args):
+    """Why full mode cannot serve this request, or None. SGLang answers HTTP 400 with the sentence. req: a Req."""
+    if not is_full(args) or req.custom_logit_processor is None:
         return None
-    params = req.sampling_params
-    penalties = {
-        "frequency_penalty": params.frequency_penalty != 0,
-        "presence_penalty": params.presence_penalty != 0,
-        "repetition_penalty": params.repetition_penalty != 1,
-        "min_new_tokens": params.min_new_tokens > 0,
-        "custom_logit_processor": req.custom_logit_processor is not None,
-    }
-    asked = [name for name, is_set in penalties.items() if is_set]
-    if not asked:
-        return None
-    return f"DDTREE speculative decoding does not support {', '.join(asked)}: it would not be exact inside a tree."
+    # SGLang still runs a refused request's first token, and would load the processor for that
+    req.custom_logit_processor = None
+    return (
+        "DDTREE speculative decoding does not support custom_logit_processor: it may depend on the tokens "
+        "so far, and all rows of a tree are computed before those are known."
+    )
 
 
 def _layer_types(config: Any) -> list[str]:
@@ -174,7 +175,8 @@ def _check_draft_windows(args: Any) -> None:
     if not windowed:
         return
     window = getattr(config, "sliding_window", None)
-    if windowed == len(layers) and args.speculative_dflash_draft_window_size is not None:
+    given = args.speculative_dflash_draft_window_size
+    if windowed == len(layers) and given is not None and window in (None, given):
         return
     remedy = (
         f"set --speculative-dflash-draft-window-size {window or 'to its window'}"

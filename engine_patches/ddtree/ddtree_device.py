@@ -47,6 +47,40 @@ def self_check(device: torch.device) -> None:
         check(device)
 
 
+def warm_up(
+    device: torch.device,
+    lattice: tuple[int, int],
+    tree: tuple[int, int],
+    requests: int,
+    vocabulary: int,
+    head: torch.Tensor,
+) -> None:
+    """Run the kernels at the shapes of serving, batch after batch, so that they are compiled.
+
+    lattice: L and K; tree: budget and rows; requests: the largest batch; head: this rank's weight of the LM
+    head [columns, hidden size].
+    """
+    if device.type != "cuda":
+        return
+    from .ddtree_kernels import build_trees, top_k_lse, walk_greedy
+
+    (depth, ranks), (budget, rows) = lattice, tree
+    columns = torch.zeros(depth, int(head.shape[0]), dtype=head.dtype, device=device)
+    values, ids, partition = top_k_lse(columns, 0, ranks)
+    log_probs = (values - partition[:, None]).view(1, depth, ranks)
+    size = 1
+    while True:
+        shape = (size, depth, ranks)
+        zeros = torch.zeros(size, dtype=torch.int64, device=device)
+        candidates = (log_probs.expand(shape), ids.view(1, depth, ranks).expand(shape))
+        trees = build_trees(*candidates, zeros, zeros, budget, rows, size * rows * rows)
+        if size == 1:
+            walk_greedy(torch.zeros(rows, vocabulary, device=device), trees, depth)
+        if size >= requests:
+            return
+        size = min(2 * size, requests)
+
+
 class TreeTimer:
     """Time from start() to stop() on the device, read later without waiting for it. Seconds."""
 

@@ -20,7 +20,7 @@ Count = Callable[[Walk, torch.Tensor, torch.Tensor, torch.Tensor, list[int]], No
 class DDTreeVerifyInput(DFlashVerifyInput):
     """Verify rows are the trees' rows: draft_token and positions int64 [batch * N], draft_token_num N.
 
-    accept: (logits [batch * N, vocabulary], sampling info, trees) -> Walk.
+    accept: (logits [batch * N, vocabulary], ScheduleBatch, trees) -> Walk.
     count: called with the walk, depth, rank, nodes (all on the CPU) and the committed rows of each request.
     """
 
@@ -46,9 +46,9 @@ class DDTreeVerifyInput(DFlashVerifyInput):
         """
         assert self.trees is not None and self.accept is not None and self.count is not None
         trees, rows = self.trees, self.draft_token_num
-        walk = self.accept(logits_output.next_token_logits, batch.sampling_info, trees)
+        walk = self.accept(logits_output.next_token_logits, batch, trees)
         walk, depth, rank, nodes = _to_host(walk, trees)
-        committed = _append_tokens(batch.reqs, walk)
+        committed = _append_tokens(batch.reqs, walk, batch.model_config.think_end_id)
         self.count(walk, depth, rank, nodes, committed)
 
         kept = [b * rows + row for b, m in enumerate(committed) for row in walk.path[b, :m].tolist()]
@@ -78,7 +78,7 @@ def _to_host(walk: Walk, trees: TreeBatch) -> tuple[Walk, torch.Tensor, torch.Te
     return Walk(path, token, length[:, 0]), depth, rank, nodes[:, 0]
 
 
-def _append_tokens(reqs: list[Any], walk: Walk) -> list[int]:
+def _append_tokens(reqs: list[Any], walk: Walk, think_end: int | None) -> list[int]:
     """Append each request's tokens until it finishes; returns how many: as many rows of its path are committed."""
     committed = []
     for req, tokens, length in zip(reqs, walk.token.tolist(), walk.length.tolist()):
@@ -86,6 +86,8 @@ def _append_tokens(reqs: list[Any], walk: Walk) -> list[int]:
         for token in tokens[:length]:
             req.output_ids.append(token)
             appended += 1
+            if req.require_reasoning and think_end is not None:
+                req.update_reasoning_tokens(token, think_end)
             req.check_finished()
             if req.finished():
                 break

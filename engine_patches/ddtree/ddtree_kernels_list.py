@@ -11,13 +11,13 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .ddtree_kernels_mask import clear_tail, mark_ancestors, mask_tail
+from .ddtree_kernels_mask import mask_tail
 
 # a prefix in one sortable int64: cost << COST_AT | code of its rank tuple << 4 | depth
 DEPTH_BITS = 4
 MOST_DEEP = 15
-BOUND_RANKS = tl.constexpr(16)
 TOO_DEAR = tl.constexpr(3.0e38)
+NO_KEY = tl.constexpr(2**63 - 1)
 
 
 @triton.jit
@@ -61,88 +61,118 @@ def _bound(
 ):
     """A cost that at least `budget` prefixes do not exceed, if it is under MOST, whose float32 bits MOST_BITS are.
 
-    Counted are the prefixes that leave the best chain at one position, and those of one or two positions.
+    Counted are the prefixes that leave the best chain at one position, and those of one or two positions. It is a
+    guess: what it lists is checked.
     """
-    deep, left, rank = tl.arange(0, 16), tl.arange(0, 16), tl.arange(0, BOUND_RANKS)
+    deep, left, rank = tl.arange(0, 16), tl.arange(0, 16), tl.arange(0, 16)
     chain = _cost(tl.load(log_probs + left * RANKS, mask=left < DEPTH, other=float("-inf")), scale, MOST)
     total = tl.cumsum(chain, 0)
-    at = log_probs + left[:, None] * RANKS + rank[None, :]
-    costs = _cost(
-        tl.load(at, mask=(left < DEPTH)[:, None] & (rank < RANKS)[None, :], other=float("-inf")), scale, MOST
-    )
-    change = tl.where((rank > 0)[None, :] | (left == 0)[:, None], costs - chain[:, None], TOO_DEAR)
+    inside = (left < DEPTH)[:, None] & (rank < RANKS)[None, :]
+    costs = tl.load(log_probs + left[:, None] * RANKS + rank[None, :], mask=inside, other=float("-inf"))
+    change = _cost(costs, scale, MOST) - chain[:, None]
+    change = tl.where((rank > 0)[None, :] | (left == 0)[:, None], change, TOO_DEAR)
     fits = (deep >= 2)[:, None, None] & (left[None, :] <= deep[:, None])[:, :, None]
-    ones = tl.where(fits, total[:, None, None] + change[None, :, :], TOO_DEAR)
-    ones = tl.reshape(ones, [16 * 16 * BOUND_RANKS], can_reorder=True)
+    known = tl.where(fits, total[:, None, None] + change[None, :, :], TOO_DEAR)
+    one = left[:, None] * 16 + rank[None, :]
+    first = _cost(tl.load(log_probs + one, mask=one < RANKS, other=float("-inf")), scale, MOST)
+    known = tl.where((deep == 0)[:, None, None], first[None, :, :], known)
     wide = tl.arange(0, WIDE)
     first = _cost(tl.load(log_probs + wide, mask=wide < RANKS, other=float("-inf")), scale, MOST)
     second = tl.load(log_probs + RANKS + wide, mask=(wide < RANKS) & (DEPTH > 1), other=float("-inf"))
     twos = first[:, None] + _cost(second, scale, MOST)[None, :]
     twos = tl.where((wide[:, None] + 1) * (wide[None, :] + 1) <= budget, twos, TOO_DEAR)
-    twos = tl.reshape(twos, [WIDE * WIDE], can_reorder=True)
-    low = 0x3F800000  # of float32: too few reach low
+    if WIDE == 16:
+        known = tl.where((deep == 1)[:, None, None], twos[None, :, :], known)
+    known = tl.reshape(known, [4096], can_reorder=True)
+    if WIDE == 64:
+        twos = tl.reshape(twos, [4096], can_reorder=True)
+    least = tl.maximum(tl.sum(tl.where(left < DEPTH, chain, 0.0), 0) / 64, 1.0)
+    low = tl.minimum(least, MOST / 2).to(
+        tl.int32, bitcast=True
+    )  # positive floats are in the order of their bits
     high = MOST_BITS
     while high - low > 0x80000:
         middle = low + ((high - low) >> 1)
         x = middle.to(tl.float32, bitcast=True)
-        reach = tl.sum((ones <= x).to(tl.int32), 0) + tl.sum((twos <= x).to(tl.int32), 0)
-        reach += tl.sum((first <= x).to(tl.int32), 0)
-        low = tl.where(reach >= budget, low, middle)
+        reach = (known <= x).to(tl.int32)
+        if WIDE == 64:
+            reach += (twos <= x).to(tl.int32)
+        reach = tl.sum(reach, 0)
         high = tl.where(reach >= budget, middle, high)
-        low = tl.where((reach >= budget) & (reach <= budget + budget // 16), high, low)
+        enough = (reach >= budget) & (reach <= budget + budget // 8)
+        low = tl.where(enough, high, tl.where(reach >= budget, low, middle))
     return tl.minimum((high.to(tl.float32, bitcast=True) * 1.00001).to(tl.int32) + 2, MOST - 1)
 
 
 @triton.jit
 def _list(
     log_probs,
-    keys,
-    infos,
+    costs,
+    codes,
     rooms,
+    infos,
     scale,
     bound,
     budget,
     DEPTH: tl.constexpr,
     RANKS: tl.constexpr,
-    K: tl.constexpr,
     MOST: tl.constexpr,
-    COST_AT: tl.constexpr,
+    CODE_BITS: tl.constexpr,
     CAPACITY: tl.constexpr,
     PARENTS: tl.constexpr,
+    SPAN: tl.constexpr,
 ):
-    """Write the root and every prefix that costs at most `bound`, level by level; returns how many there are.
+    """Write every prefix that costs at most `bound`, level by level behind the root; returns how many there are.
 
-    keys as above; infos: index of the parent << 16 | rank; rooms: product of (rank + 1) << 8 | bits of code used.
-    A prefix is dominated by that product of prefixes, itself included, so it needs no place beyond `budget`; and the
+    infos: index of the parent << 16 | rank. rooms: product of (rank + 1) << 16 | depth << 8 | bits of code used. A
+    prefix is dominated by that product of prefixes, itself included, so it needs no place beyond `budget`; and the
     code of rank r, 2 * floor(log2(r + 1)) + 1 bits in the ranks' order (unary length, then offset), then fits.
     """
-    rank = tl.arange(0, K)
-    digits = _exponent((rank + 1).to(tl.float32))
-    length = 2 * digits + 1
-    word = ((((1 << digits) - 1) << (digits + 1)) | (rank + 1 - (1 << digits))).to(tl.int64)
     start, stop, level = 0, 1, 0
     while (level < DEPTH) & (start < stop) & (stop <= CAPACITY):
         end = stop
-        x = tl.load(log_probs + level * RANKS + rank, mask=rank < RANKS, other=float("-inf"))
-        cost = _cost(x, scale, MOST).to(tl.int32)
+        line = log_probs + level * RANKS
+        ranks = RANKS
+        if RANKS > SPAN:
+            every = tl.arange(0, triton.next_power_of_2(RANKS))
+            all_of = tl.load(line + every, mask=every < RANKS, other=float("-inf"))
+            ranks = tl.sum((_cost(all_of, scale, MOST) <= bound.to(tl.float32)).to(tl.int32), 0)
         for first in range(start, end, PARENTS):
             parent = first + tl.arange(0, PARENTS)
             live = parent < end
-            key = tl.load(keys + parent, mask=live, other=0)
+            cost = tl.load(costs + parent, mask=live, other=MOST)
             room = tl.load(rooms + parent, mask=live, other=0)
-            product = (room >> 8)[:, None] * (rank + 1)[None, :]
-            total = (key >> COST_AT).to(tl.int32)[:, None] + cost[None, :]
-            fits = live[:, None] & (total <= bound) & (product <= budget)
-            count = tl.sum(fits.to(tl.int32), 1)
-            at = (stop + tl.cumsum(count, 0) - count)[:, None] + rank[None, :]
-            stop += tl.sum(count, 0)
-            fits = fits & (at < CAPACITY)
-            used = (room & 255)[:, None] + length[None, :]
-            shift = tl.where(fits, COST_AT - used, 0)
-            key = key[:, None] + (cost.to(tl.int64) << COST_AT)[None, :] + (word[None, :] << shift) + 1
-            tl.store(keys + at, key, mask=fits)
-            tl.store(infos + at, (parent << 16)[:, None] | rank[None, :], mask=fits)
-            tl.store(rooms + at, (product << 8) | used, mask=fits)
+            code = tl.load(codes + parent, mask=live, other=0)
+            most = tl.where(live, budget // tl.maximum(room >> 16, 1), 0)  # ranks of a small enough product
+            count = tl.zeros([PARENTS], tl.int32)
+            for low in range(0, ranks, SPAN):
+                rank = low + tl.arange(0, SPAN)
+                x = _cost(tl.load(line + rank, mask=rank < RANKS, other=float("-inf")), scale, MOST).to(
+                    tl.int32
+                )
+                fits = (cost[:, None] + x[None, :] <= bound) & (rank[None, :] < most[:, None])
+                count += tl.sum(fits.to(tl.int32), 1)
+            after = tl.cumsum(count, 0)
+            at = stop + after - count
+            stop += tl.max(after, 0)
+            kept = tl.minimum(count, CAPACITY - at)
+            for low in range(0, ranks, SPAN):
+                rank = low + tl.arange(0, SPAN)
+                x = _cost(tl.load(line + rank, mask=rank < RANKS, other=float("-inf")), scale, MOST).to(
+                    tl.int32
+                )
+                digits = _exponent((rank + 1).to(tl.float32))
+                length = 2 * digits + 1
+                word = (((1 << digits) - 1) << (digits + 1)) | (rank + 1 - (1 << digits))
+                fits = rank[None, :] < kept[:, None]
+                place = at[:, None] + rank[None, :]
+                used = (room & 255)[:, None] + length[None, :]
+                shift = tl.where(fits, CODE_BITS - used, 0)
+                product = (room >> 16)[:, None] * (rank + 1)[None, :]
+                tl.store(costs + place, cost[:, None] + x[None, :], mask=fits)
+                tl.store(codes + place, code[:, None] | (word[None, :] << shift), mask=fits)
+                tl.store(rooms + place, (product << 16) | ((level + 1) << 8) | used, mask=fits)
+                tl.store(infos + place, (parent << 16)[:, None] | rank[None, :], mask=fits)
         tl.debug_barrier()
         start = end
         level += 1
@@ -150,15 +180,25 @@ def _list(
 
 
 @triton.jit
-def _sort(keys, places, count, LISTED: tl.constexpr, AGAINST: tl.constexpr):
-    """places[i]: how many of the `count` keys are smaller than keys[i]."""
+def _key(costs, codes, rooms, index, count, COST_AT: tl.constexpr):
+    inside = index < count
+    cost = tl.load(costs + index, mask=inside, other=0).to(tl.int64)
+    code = tl.load(codes + index, mask=inside, other=0).to(tl.int64)
+    depth = (tl.load(rooms + index, mask=inside, other=0) >> 8) & 15
+    return tl.where(inside, (cost << COST_AT) | (code << 4) | depth, NO_KEY)
+
+
+@triton.jit
+def _sort(
+    costs, codes, rooms, places, count, COST_AT: tl.constexpr, LISTED: tl.constexpr, AGAINST: tl.constexpr
+):
+    """places[i]: how many of the `count` prefixes come before prefix i."""
     for first in range(0, count, LISTED):
         index = first + tl.arange(0, LISTED)
-        key = tl.load(keys + index, mask=index < count, other=0)
+        key = _key(costs, codes, rooms, index, count, COST_AT)
         place = tl.zeros([LISTED], tl.int32)
         for against in range(0, count, AGAINST):
-            other = against + tl.arange(0, AGAINST)
-            theirs = tl.load(keys + other, mask=other < count, other=0x7FFFFFFFFFFFFFFF)
+            theirs = _key(costs, codes, rooms, against + tl.arange(0, AGAINST), count, COST_AT)
             place += tl.sum((theirs[None, :] < key[:, None]).to(tl.int32), 1)
         tl.store(places + index, place, mask=index < count)
     tl.debug_barrier()
@@ -172,9 +212,12 @@ def _place(
     out,
     plane,
     b,
-    keys,
+    codes,
+    rooms,
     infos,
     places,
+    sorted_codes,
+    sorted_rooms,
     count,
     budget,
     rows,
@@ -182,7 +225,7 @@ def _place(
     LISTED: tl.constexpr,
     ROWS: tl.constexpr,
 ):
-    """Write the seven columns: entry i becomes row places[i] if that is within the budget."""
+    """Write the seven columns, and codes and rooms by row: entry i becomes row places[i] if the budget allows it."""
     root = tl.load(roots + b).to(tl.int64)
     prefix = tl.load(prefix_lens + b).to(tl.int64)
     row = tl.arange(0, ROWS)
@@ -200,14 +243,19 @@ def _place(
     tl.debug_barrier()
     for first in range(0, count, LISTED):
         index = first + tl.arange(0, LISTED)
-        listed = (index > 0) & (index < count)
+        listed = index < count
         place = tl.load(places + index, mask=listed, other=0)
-        kept = listed & (place <= budget)
-        info = tl.load(infos + index, mask=kept, other=0)
-        depth = (tl.load(keys + index, mask=kept, other=1) & 15).to(tl.int32)
+        info = tl.load(infos + index, mask=listed, other=0)
+        room = tl.load(rooms + index, mask=listed, other=0)
+        code = tl.load(codes + index, mask=listed, other=0)
+        parent = tl.load(places + (info >> 16), mask=listed, other=0)
         rank = info & 0xFFFF
-        parent = tl.load(places + (info >> 16), mask=kept, other=0)
-        elder = tl.load(places + index - 1, mask=kept & (rank > 0), other=0)  # siblings are neighbours
+        elder = tl.load(places + index - 1, mask=listed & (rank > 0), other=0)  # siblings are neighbours
+        kept = listed & (place <= budget)
+        tl.store(sorted_codes + place, code, mask=kept)
+        tl.store(sorted_rooms + place, room, mask=kept)
+        kept = kept & (index > 0)
+        depth = (room >> 8) & 15
         token = tl.load(token_ids + (depth - 1) * RANKS + rank, mask=kept, other=0)
         tl.store(out + place, token, mask=kept)
         tl.store(out + plane + place, parent.to(tl.int64), mask=kept)
@@ -220,6 +268,37 @@ def _place(
 
 
 @triton.jit
+def _mask_rows(
+    mask,
+    prefix_lens,
+    sorted_codes,
+    sorted_rooms,
+    b,
+    row,
+    budget,
+    rows,
+    CODE_BITS: tl.constexpr,
+    BATCH: tl.constexpr,
+    ROWS: tl.constexpr,
+):
+    """These rows of request b's mask: a row sees those whose code is the start of its own, and no deeper."""
+    tail = mask_tail(mask, prefix_lens, b, rows, BATCH)
+    stride = tl.load(prefix_lens + b).to(tl.int64) + rows
+    column = tl.arange(0, ROWS)
+    code = tl.load(sorted_codes + row, mask=row <= budget, other=0)
+    depth = (tl.load(sorted_rooms + row, mask=row <= budget, other=0) >> 8) & 15
+    their_code = tl.load(sorted_codes + column, mask=column <= budget, other=0)
+    their_room = tl.load(sorted_rooms + column, mask=column <= budget, other=0)
+    rest = CODE_BITS - (their_room & 255)
+    their_depth = tl.where(column <= budget, (their_room >> 8) & 15, 16)
+    sees = ((code[:, None] ^ their_code[None, :]) >> rest[None, :]) == 0
+    sees = sees & (their_depth[None, :] <= tl.where(row <= budget, depth, -1)[:, None])
+    sees = sees | (row[:, None] == column[None, :])
+    at = tail + row.to(tl.int64)[:, None] * stride + column[None, :]
+    tl.store(at, sees.to(tl.int8), mask=(row < rows)[:, None] & (column < rows)[None, :])
+
+
+@triton.jit
 def list_kernel(
     log_probs,
     token_ids,
@@ -228,7 +307,6 @@ def list_kernel(
     columns,
     nodes,
     mask,
-    scratch_keys,
     scratch,
     batch,
     budget,
@@ -239,64 +317,67 @@ def list_kernel(
     WIDE: tl.constexpr,
     MOST: tl.constexpr,
     MOST_BITS: tl.constexpr,
-    COST_AT: tl.constexpr,
+    CODE_BITS: tl.constexpr,
     CAPACITY: tl.constexpr,
     PARENTS: tl.constexpr,
+    SPAN: tl.constexpr,
     LISTED: tl.constexpr,
     AGAINST: tl.constexpr,
     BATCH: tl.constexpr,
     ROWS: tl.constexpr,
     MASK_ROWS: tl.constexpr,
+    MASK: tl.constexpr,
 ):
-    """One request's tree, or nodes[b] = 0 where listing does not suit it.
+    """One request's tree, or nodes[b] = 0 where listing does not suit it. scratch: int32 [batch, 7, CAPACITY].
 
-    scratch_keys: int64 [batch, CAPACITY]; scratch: int32 [batch, 3, CAPACITY].
+    MASK: its mask as well; else list_mask_kernel does that.
     """
     b = tl.program_id(0)
-    tail = mask_tail(mask, prefix_lens, b, rows, BATCH)
-    stride = tl.load(prefix_lens + b).to(tl.int64) + rows
-    clear_tail(tail, stride, rows, ROWS, MASK_ROWS)
     log_probs += b * DEPTH * RANKS
-    keys = scratch_keys + b * CAPACITY
-    infos = scratch + b * 3 * CAPACITY
-    rooms, places = infos + CAPACITY, infos + 2 * CAPACITY
-    tl.store(keys, 0)
+    costs = scratch + b * 7 * CAPACITY
+    codes, rooms, infos = costs + CAPACITY, costs + 2 * CAPACITY, costs + 3 * CAPACITY
+    places, sorted_codes, sorted_rooms = costs + 4 * CAPACITY, costs + 5 * CAPACITY, costs + 6 * CAPACITY
+    tl.store(costs, 0)
+    tl.store(codes, 0)
+    tl.store(rooms, 1 << 16)
     tl.store(infos, 0)
-    tl.store(rooms, 1 << 8)
     scale, good = _step(log_probs, DEPTH, RANKS, K)
     bound = _bound(log_probs, scale, budget, DEPTH, RANKS, MOST, MOST_BITS, WIDE)
     count = _list(
         log_probs,
-        keys,
-        infos,
+        costs,
+        codes,
         rooms,
+        infos,
         scale,
         bound,
         budget,
         DEPTH,
         RANKS,
-        K,
         MOST,
-        COST_AT,
+        CODE_BITS,
         CAPACITY,
         PARENTS,
+        SPAN,
     )
     suits = good & (count > budget) & (count <= CAPACITY)
     tl.store(nodes + b, tl.where(suits, budget + 1, 0).to(tl.int64))
+    tl.store(places, tl.where(suits, 0, -1))
     if suits:
-        _sort(keys, places, count, LISTED, AGAINST)
-        plane = tl.cast(batch, tl.int64) * rows
-        out = columns + tl.cast(b, tl.int64) * rows
+        _sort(costs, codes, rooms, places, count, CODE_BITS + 4, LISTED, AGAINST)
         _place(
             token_ids + b * DEPTH * RANKS,
             roots,
             prefix_lens,
-            out,
-            plane,
+            columns + tl.cast(b, tl.int64) * rows,
+            tl.cast(batch, tl.int64) * rows,
             b,
-            keys,
+            codes,
+            rooms,
             infos,
             places,
+            sorted_codes,
+            sorted_rooms,
             count,
             budget,
             rows,
@@ -304,4 +385,41 @@ def list_kernel(
             LISTED,
             ROWS,
         )
-        mark_ancestors(tail, stride, out + plane, rows, budget + 1, DEPTH, ROWS)
+        if MASK:
+            for first in range(0, rows, MASK_ROWS):
+                row = first + tl.arange(0, MASK_ROWS)
+                _mask_rows(
+                    mask,
+                    prefix_lens,
+                    sorted_codes,
+                    sorted_rooms,
+                    b,
+                    row,
+                    budget,
+                    rows,
+                    CODE_BITS,
+                    BATCH,
+                    ROWS,
+                )
+
+
+@triton.jit
+def list_mask_kernel(
+    prefix_lens,
+    mask,
+    scratch,
+    budget,
+    rows,
+    CODE_BITS: tl.constexpr,
+    CAPACITY: tl.constexpr,
+    BATCH: tl.constexpr,
+    ROWS: tl.constexpr,
+    MASK_ROWS: tl.constexpr,
+):
+    """MASK_ROWS rows of the mask of one request, if list_kernel did it."""
+    b = tl.program_id(0)
+    places = scratch + b * 7 * CAPACITY + 4 * CAPACITY
+    codes = places + CAPACITY
+    row = tl.program_id(1) * MASK_ROWS + tl.arange(0, MASK_ROWS)
+    if tl.load(places) == 0:
+        _mask_rows(mask, prefix_lens, codes, codes + CAPACITY, b, row, budget, rows, CODE_BITS, BATCH, ROWS)

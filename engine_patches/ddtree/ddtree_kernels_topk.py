@@ -18,6 +18,8 @@ SCAN_BLOCK = 4096
 SCAN_WARPS = 4
 PICK_WARPS = 4
 MOST_PICKED = 128
+# low bits of a float32 in which values of these types do not differ
+SHIFTS = {torch.bfloat16: 16, torch.float16: 13, torch.float32: 0}
 
 LOWEST = tl.constexpr(-(2**31))
 
@@ -40,16 +42,29 @@ def _without_nan(x):
 
 
 @triton.jit
-def _best_places(key, count):
-    """(chosen, place) of the `count` largest keys, ties to the lower index; place: how many chosen come before."""
-    low = tl.full([], LOWEST, tl.int32)  # at least `count` keys reach low, fewer reach high
-    high = tl.max(key, 0) + 1
-    reach = count + 1
+def _best_places(key, count, SHIFT: tl.constexpr):
+    """(least, chosen, place) of the `count` largest keys, ties to the lower index.
+
+    least: the smallest of them. place: how many chosen come before. Keys differ above bit SHIFT if at all.
+    """
+    key = key >> SHIFT
+    top = tl.max(key, 0) + 1
+    # at least `count` keys reach low, fewer reach high: first go down in growing steps, then halve
+    low, high, step = top, top, 1 << (22 - SHIFT)
+    reach = 0
+    while reach < count:
+        high = low
+        low = tl.maximum(low, step + LOWEST) - step
+        low = tl.maximum(low, LOWEST >> SHIFT)
+        reach = tl.sum((key >= low).to(tl.int32), 0)
+        step = tl.minimum(step, 1 << 27) * 4
     while (reach != count) & (low + 1 < high):
         middle = (low & high) + ((low ^ high) >> 1)
-        reach = tl.sum((key >= middle).to(tl.int32), 0)
-        low = tl.where(reach >= count, middle, low)
-        high = tl.where(reach >= count, high, middle)
+        now = tl.sum((key >= middle).to(tl.int32), 0)
+        enough = now >= count
+        reach = tl.where(enough, now, reach)
+        low = tl.where(enough, middle, low)
+        high = tl.where(enough, high, middle)
     above = (key > low).to(tl.int32)
     level = (key == low).to(tl.int32)
     spare = count - tl.sum(above, 0)
@@ -57,7 +72,63 @@ def _best_places(key, count):
     levels = before & 0xFFFF
     chosen = (above == 1) | ((level == 1) & (levels <= spare))
     place = (before >> 16) + tl.minimum(levels, spare) - 1
-    return chosen, place
+    return low << SHIFT, chosen, place
+
+
+@triton.jit
+def _group_keys(line, list_of, first, k, vocabulary, GROUP: tl.constexpr, SOME: tl.constexpr):
+    """(keys, columns) of SOME listed groups from the first-th on, row-major; LOWEST where there is nothing."""
+    index = first + tl.arange(0, SOME)
+    group = tl.load(list_of + index, mask=index < k, other=vocabulary)
+    column = group[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
+    real = (group < vocabulary)[:, None] & (column < vocabulary)
+    x = tl.load(line + column, mask=real, other=0.0).to(tl.float32)
+    key = tl.where(real, _key(_without_nan(x)), LOWEST)
+    return tl.reshape(key, [SOME * GROUP]), tl.reshape(column, [SOME * GROUP])
+
+
+@triton.jit
+def _collect(
+    line,
+    list_of,
+    found,
+    least,
+    spare,
+    k,
+    vocabulary,
+    GROUP: tl.constexpr,
+    SOME: tl.constexpr,
+    MOST: tl.constexpr,
+):
+    """Write (key, column) of all keys above `least` and of the first `spare` equal to it, in the order of ids.
+
+    Returns how many there are; of more than MOST the rest is not written.
+    """
+    total = 0
+    levels = 0
+    for first in range(0, k, SOME):
+        key, column = _group_keys(line, list_of, first, k, vocabulary, GROUP, SOME)
+        level = (key == least).to(tl.int32)
+        before = tl.cumsum(((key > least).to(tl.int32) << 16) | level, 0)
+        chosen = (key > least) | ((level == 1) & (levels + (before & 0xFFFF) <= spare))
+        left = tl.maximum(spare - levels, 0)
+        place = total + (before >> 16) + tl.minimum(before & 0xFFFF, left) - 1
+        tl.store(found + place, key, mask=chosen & (place < MOST))
+        tl.store(found + MOST + place, column, mask=chosen & (place < MOST))
+        both = tl.max(before, 0) & 0xFFFF
+        total += tl.sum((key > least).to(tl.int32), 0) + tl.minimum(both, left)
+        levels += both
+    return total
+
+
+@triton.jit
+def _reach(line, list_of, middle, k, vocabulary, GROUP: tl.constexpr, SOME: tl.constexpr):
+    """How many keys of the listed groups are at least `middle`."""
+    reach = 0
+    for first in range(0, k, SOME):
+        key, _ = _group_keys(line, list_of, first, k, vocabulary, GROUP, SOME)
+        reach += tl.sum((key >= middle).to(tl.int32), 0)
+    return reach
 
 
 @triton.jit
@@ -101,8 +172,11 @@ def _pick_kernel(
     GROUPS: tl.constexpr,
     CHUNKS: tl.constexpr,
     K: tl.constexpr,
+    MOST: tl.constexpr,
+    SOME: tl.constexpr,
+    SHIFT: tl.constexpr,
 ):
-    """One row. scratch: int32 [rows, 2, K]. GROUPS, CHUNKS, K: powers of two at least as large."""
+    """One row. scratch: int32 [rows, K + 2 * MOST]. GROUPS, CHUNKS, K: powers of two at least as large."""
     row = tl.program_id(0).to(tl.int64)
     chunk = tl.arange(0, CHUNKS)
     part = partials + (row * chunks + chunk) * 2
@@ -114,36 +188,48 @@ def _pick_kernel(
 
     group = tl.arange(0, GROUPS)
     key = _key(tl.load(maxima + row * groups + group, mask=group < groups, other=0.0))
-    chosen, place = _best_places(tl.where(group < groups, key, LOWEST), k)
-    list_of = scratch + row * 2 * K
-    tl.store(list_of + place, group, mask=chosen)
+    least, chosen, place = _best_places(tl.where(group < groups, key, LOWEST), k, SHIFT)
+    list_of = scratch + row * (K + 2 * MOST)
+    found = list_of + K
+    tl.store(list_of + place, tl.where(group < groups, group, vocabulary), mask=chosen)
     tl.debug_barrier()
 
-    index = tl.arange(0, K)
-    group = tl.load(list_of + index, mask=index < k, other=groups)
-    column = group[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
-    real = (column < vocabulary) & (group < groups)[:, None]
-    x = tl.load(logits + row * stride + column, mask=real, other=0.0).to(tl.float32)
-    key = tl.where(real, _key(_without_nan(x)), LOWEST)
-    key = tl.reshape(key, [K * GROUP])
-    column = tl.reshape(column, [K * GROUP])
-    chosen, place = _best_places(key, k)
-    tl.debug_barrier()
-    tl.store(list_of + place, key, mask=chosen)
-    tl.store(list_of + K + place, column, mask=chosen)
+    line = logits + row * stride
+    # no key under that of the last group's maximum is needed
+    total = _collect(line, list_of, found, least, K * GROUP, k, vocabulary, GROUP, SOME, MOST)
+    if total > MOST:  # very many equal logits: find the k-th key itself
+        high = tl.max(key, 0) >> SHIFT
+        low = least >> SHIFT
+        high += 1
+        while low + 1 < high:
+            middle = (low & high) + ((low ^ high) >> 1)
+            enough = _reach(line, list_of, middle << SHIFT, k, vocabulary, GROUP, SOME) >= k
+            low = tl.where(enough, middle, low)
+            high = tl.where(enough, high, middle)
+        least = low << SHIFT
+        least = tl.where(
+            (least < 0) & (least != LOWEST), least | ((1 << SHIFT) - 1), least
+        )  # as all keys there
+        spare = k - _reach(line, list_of, least + 1, k, vocabulary, GROUP, SOME)
+        total = _collect(line, list_of, found, least, spare, k, vocabulary, GROUP, SOME, MOST)
     tl.debug_barrier()
 
-    key = tl.load(list_of + index, mask=index < k, other=LOWEST)
-    column = tl.load(list_of + K + index, mask=index < k, other=0)
-    other = tl.load(list_of + index, mask=index < k, other=LOWEST)
-    # chosen columns lie in ascending order of ids, so the index breaks ties
-    ahead = (other[None, :] > key[:, None]) | (
-        (other[None, :] == key[:, None]) & (index[None, :] < index[:, None])
-    )
-    rank = tl.sum(ahead.to(tl.int32), 1)
+    index = tl.arange(0, MOST)
+    key = tl.load(found + index, mask=index < total, other=LOWEST)
+    column = tl.load(found + MOST + index, mask=index < total, other=0)
+    rank = tl.zeros([MOST], tl.int32)
+    for first in range(0, total, 32):
+        other = first + tl.arange(0, 32)
+        theirs = tl.load(found + other, mask=other < total, other=LOWEST)
+        # found in the order of ids, so the index breaks ties
+        ahead = (theirs[None, :] > key[:, None]) | (
+            (theirs[None, :] == key[:, None]) & (other[None, :] < index[:, None])
+        )
+        rank += tl.sum(ahead.to(tl.int32), 1)
     missing = key == LOWEST
-    tl.store(values + row * k + rank, tl.where(missing, float("-inf"), _value(key)), mask=index < k)
-    tl.store(ids + row * k + rank, tl.where(missing, 0, first_id + column.to(tl.int64)), mask=index < k)
+    kept = (index < total) & (rank < k)
+    tl.store(values + row * k + rank, tl.where(missing, float("-inf"), _value(key)), mask=kept)
+    tl.store(ids + row * k + rank, tl.where(missing, 0, first_id + column.to(tl.int64)), mask=kept)
 
 
 def top_k_lse(logits: torch.Tensor, first_id: int, k: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -165,7 +251,7 @@ def top_k_lse(logits: torch.Tensor, first_id: int, k: int) -> tuple[torch.Tensor
     maxima, partials, lse, values = floats.split([rows * groups, rows * 2 * chunks, rows, rows * k])
     ids = torch.empty((rows, k), dtype=torch.int64, device=device)
     padded = max(16, triton.next_power_of_2(k))
-    scratch = torch.empty((rows, 2, padded), dtype=torch.int32, device=device)
+    scratch = torch.empty((rows, 5 * padded), dtype=torch.int32, device=device)
     _scan_kernel[(chunks, rows)](
         logits,
         logits.stride(0),
@@ -196,6 +282,9 @@ def top_k_lse(logits: torch.Tensor, first_id: int, k: int) -> tuple[torch.Tensor
         GROUPS=max(padded, triton.next_power_of_2(groups)),
         CHUNKS=triton.next_power_of_2(chunks),
         K=padded,
+        MOST=2 * padded,
+        SOME=16,
+        SHIFT=SHIFTS[logits.dtype],
         num_warps=PICK_WARPS,
     )
     return values.view(rows, k), ids, lse

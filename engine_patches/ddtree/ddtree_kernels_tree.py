@@ -9,11 +9,13 @@ carries its place in that order and ties go to the lowest.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import triton
 import triton.language as tl
 
-from .ddtree_kernels_list import DEPTH_BITS, MOST_DEEP, list_kernel
+from .ddtree_kernels_list import DEPTH_BITS, MOST_DEEP, list_kernel, list_mask_kernel
 from .ddtree_kernels_mask import clear_tail, mark_ancestors, mask_tail
 from .ddtree_utils import TreeBatch
 
@@ -21,7 +23,8 @@ MAX_BUDGET = 1024
 MAX_RANKS = 2048
 MAX_DEPTH = 64
 COLUMNS = ("token", "parent", "depth", "rank", "position", "next_token", "next_sibling")
-MASK_TILE = 4096
+# up to this budget the mask is written with the tree
+SMALL = 128
 # larger trees are left to the heap
 MOST_LISTED = 511
 MOST_LISTED_RANKS = 128
@@ -198,39 +201,39 @@ def build_trees(
         "RANKS": ranks,
         "ROWS": padded,
         "BATCH": triton.next_power_of_2(batch),
-        "MASK_ROWS": max(1, MASK_TILE // padded),
     }
     arguments = (log_probs, token_ids, roots, prefix_lens, columns, nodes, bytes_of_mask)
     listed = depth <= MOST_DEEP and ranks <= MOST_LISTED_RANKS and budget <= MOST_LISTED
-    if listed:
-        _launch_list(arguments, batch, budget, rows, common)
+    mask_left = _launch_list(arguments, batch, budget, rows, common) if listed else None
     _pop_kernel[(batch,)](
         *arguments,
         batch,
         budget,
         rows,
         SLOTS=max(32, triton.next_power_of_2(budget)),
+        MASK_ROWS=max(1, 4096 // padded),
         LEFT=listed,
         num_warps=1,
         **common,
     )
+    if mask_left is not None:
+        mask_left()
     return TreeBatch(**dict(zip(COLUMNS, columns)), nodes=nodes, mask=mask)
 
 
 def _launch_list(
     arguments: tuple[torch.Tensor, ...], batch: int, budget: int, rows: int, common: dict[str, int]
-) -> None:
-    ranks, device = common["RANKS"], arguments[0].device
+) -> Callable[[], object] | None:
+    """List the trees. Returns what is still to be launched for the mask of a large tree."""
+    ranks, small = common["RANKS"], budget <= SMALL
+    code_bits = common["DEPTH"] + 2 * (budget.bit_length() - 1)
+    most = min(27, 62 - DEPTH_BITS - code_bits)
     capacity = 4 * max(16, triton.next_power_of_2(budget))
-    keys = torch.empty((batch, capacity), dtype=torch.int64, device=device)
-    rest = torch.empty((batch, 3, capacity), dtype=torch.int32, device=device)
-    cost_at = DEPTH_BITS + common["DEPTH"] + 2 * (budget.bit_length() - 1)
-    most = min(27, 62 - cost_at)
-    small = budget <= 128
+    scratch = torch.empty((batch, 7, capacity), dtype=torch.int32, device=arguments[0].device)
+    for_mask = {"CODE_BITS": code_bits, "CAPACITY": capacity}
     list_kernel[(batch,)](
         *arguments,
-        keys,
-        rest,
+        scratch,
         batch,
         budget,
         rows,
@@ -238,13 +241,23 @@ def _launch_list(
         WIDE=16 if ranks <= 16 else 64,
         MOST=1 << most,
         MOST_BITS=(127 + most) << 23,
-        COST_AT=cost_at,
-        CAPACITY=capacity,
-        PARENTS=32,
+        PARENTS=16 if small else 32,
+        SPAN=16,
         LISTED=128 if small else 256,
         AGAINST=32,
+        MASK_ROWS=16,
+        MASK=small,
         num_warps=4 if small else 8,
+        **for_mask,
         **common,
+    )
+    if small:
+        return None
+    shape = {"BATCH": common["BATCH"], "ROWS": common["ROWS"]}
+    grid, block = (batch, triton.cdiv(rows, 32)), 32
+    _, _, _, prefix_lens, _, _, mask = arguments
+    return lambda: list_mask_kernel[grid](
+        prefix_lens, mask, scratch, budget, rows, MASK_ROWS=block, num_warps=4, **for_mask, **shape
     )
 
 

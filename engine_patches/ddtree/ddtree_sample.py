@@ -10,24 +10,26 @@ from typing import Any
 
 import torch
 
+from .ddtree_penalty import Penalties
 from .ddtree_utils import Choose
 
 Sample = Callable[[torch.Tensor], torch.Tensor]
 
 
-def greedy_choice(logits: torch.Tensor, bias: torch.Tensor | None = None) -> Choose:
-    """The argmax of the visited rows. logits: [batch * N, vocabulary]; bias: [batch, vocabulary], added first."""
+def greedy_choice(
+    logits: torch.Tensor, bias: torch.Tensor | None = None, penalties: Penalties | None = None
+) -> Choose:
+    """The argmax of the visited rows, NaN as -inf. logits: [batch * N, vocabulary]; bias: [batch, vocabulary]."""
 
-    def choose(rows: torch.Tensor, active: torch.Tensor) -> torch.Tensor:
-        visited = logits.index_select(0, rows)
-        if bias is not None:
-            visited = visited + bias
-        return visited.argmax(dim=1)
+    def best(visited: torch.Tensor) -> torch.Tensor:
+        return torch.where(visited.isnan(), -torch.inf, visited).argmax(dim=1)
 
-    return choose
+    return _choice(logits, bias, penalties, best)
 
 
-def sampled_choice(logits: torch.Tensor, sampling: Any, sample: Sample) -> Choose:
+def sampled_choice(
+    logits: torch.Tensor, sampling: Any, sample: Sample, penalties: Penalties | None = None
+) -> Choose:
     """One draw at each visited row.
 
     logits: [batch * N, vocabulary]. sampling: SGLang's SamplingBatchInfo: temperatures [batch, 1] and
@@ -36,10 +38,27 @@ def sampled_choice(logits: torch.Tensor, sampling: Any, sample: Sample) -> Choos
     of a mixed batch has top-k 1.
     """
 
+    def draw(visited: torch.Tensor) -> torch.Tensor:
+        return sample(torch.softmax(visited / sampling.temperatures, dim=-1)).to(torch.int64)
+
+    return _choice(logits, sampling.logit_bias, penalties, draw)
+
+
+def _choice(
+    logits: torch.Tensor,
+    bias: torch.Tensor | None,
+    penalties: Penalties | None,
+    pick: Callable[[torch.Tensor], torch.Tensor],
+) -> Choose:
     def choose(rows: torch.Tensor, active: torch.Tensor) -> torch.Tensor:
         visited = logits.index_select(0, rows).float()
-        if sampling.logit_bias is not None:
-            visited = visited + sampling.logit_bias
-        return sample(torch.softmax(visited / sampling.temperatures, dim=-1)).to(torch.int64)
+        if penalties is not None:
+            visited = penalties.apply(visited)
+        if bias is not None:
+            visited = visited + bias
+        chosen = pick(visited)
+        if penalties is not None:
+            penalties.add(chosen, active)
+        return chosen
 
     return choose

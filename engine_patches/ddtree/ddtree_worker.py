@@ -12,9 +12,10 @@ from sglang.srt.distributed import get_tp_group
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
 from sglang.srt.server_args import ServerArgs
 from sglang.srt.speculative.ddtree_args import check_loaded_target
-from sglang.srt.speculative.ddtree_device import TreeTimer, build, self_check, walk_greedily
+from sglang.srt.speculative.ddtree_device import TreeTimer, build, self_check, walk_greedily, warm_up
 from sglang.srt.speculative.ddtree_info import DDTreeVerifyInput
 from sglang.srt.speculative.ddtree_metrics import TreeMetrics
+from sglang.srt.speculative.ddtree_penalty import Penalties, penalised
 from sglang.srt.speculative.ddtree_sample import greedy_choice, sampled_choice
 from sglang.srt.speculative.ddtree_stats import TreeStats
 from sglang.srt.speculative.ddtree_topk import top_candidates
@@ -54,6 +55,7 @@ class DDTreeWorker(DFlashWorker):
         self.metrics = TreeMetrics(server_args, self.mode) if self.tp_rank == 0 else None
         self._gathered = self._gather_buffer(int(self.model_runner.max_running_requests))
         self_check(self.tree_device)
+        self._warm_up()
         # every rank says so: a plug-in or patch that reached only some scheduler processes shows here
         logger.info(
             "Initialized DDTREE %s worker. budget=%d, topk_cap=%d, shadow_every=%d, block_size=%d, tp_rank=%d",
@@ -79,10 +81,12 @@ class DDTreeWorker(DFlashWorker):
     def ddtree_state(self) -> dict[str, Any]:
         """What /get_server_info adds to internal_states (tensor-parallel rank 0 answers).
 
-        The mode is a key of its own, so that a deployment can ask the worker itself what it runs.
+        Mode and health are keys of their own, so that a deployment can ask the worker itself what it runs,
+        and whether it built trees and none failed.
         """
         return {
             "ddtree_mode": self.mode,
+            "ddtree_healthy": self.stats.trees > 0 and self.stats.shadow_errors == 0,
             "ddtree": {
                 "budget": self.budget,
                 "topk_cap": self.topk_cap,
@@ -112,7 +116,8 @@ class DDTreeWorker(DFlashWorker):
             return
         prefixes, prefix_lens = batch.seq_lens_cpu.tolist(), batch.seq_lens
         super()._start_verify(batch, block_ids, positions_2d, draft_hidden, lm_head)
-        if self.stats.verify_steps % self.shadow_every == 0:
+        # the first step too: a shadow that has served anything has built a tree
+        if (self.stats.verify_steps - 1) % self.shadow_every == 0:
             chain = self._draft_block_tokens_buf[: len(prefixes)]
             self._shadow_step(chain, draft_hidden, lm_head, prefix_lens, prefixes)
 
@@ -164,14 +169,16 @@ class DDTreeWorker(DFlashWorker):
         batch.spec_info = verify_input
         batch.return_hidden_states = False
 
-    def _accept(self, logits: torch.Tensor, sampling: Any, trees: TreeBatch) -> Walk:
+    def _accept(self, logits: torch.Tensor, batch: Any, trees: TreeBatch) -> Walk:
         """Walk down the trees by the target's choice. logits: [batch * N, vocabulary]."""
-        depth = self.block_size - 1
-        if sampling is None or sampling.is_all_greedy:
-            bias = None if sampling is None else sampling.logit_bias
-            if bias is None:
+        depth, sampling = self.block_size - 1, batch.sampling_info
+        penalties = None
+        if any(penalised(req) for req in batch.reqs):
+            penalties = Penalties(batch.reqs, int(logits.shape[1]), logits.device)
+        if sampling.is_all_greedy:
+            if sampling.logit_bias is None and penalties is None:
                 return walk_greedily(logits, trees, depth)
-            return walk(trees, greedy_choice(logits, bias), depth)
+            return walk(trees, greedy_choice(logits, sampling.logit_bias, penalties), depth)
         simple = not (
             sampling.need_top_p_sampling or sampling.need_top_k_sampling or sampling.need_min_p_sampling
         )
@@ -179,7 +186,7 @@ class DDTreeWorker(DFlashWorker):
         def sample(probs: torch.Tensor) -> torch.Tensor:
             return self.model_runner.sampler._sample_from_probs(probs, sampling, None, simple)
 
-        walked = walk(trees, sampled_choice(logits, sampling, sample), depth)
+        walked = walk(trees, sampled_choice(logits, sampling, sample, penalties), depth)
         # ranks draw from generators of their own: one of them decides
         together = torch.cat([walked.path, walked.token, walked.length[:, None]], dim=1)
         path, token, length = get_tp_group().broadcast(together).split([depth + 1, depth + 1, 1], dim=1)
@@ -219,6 +226,21 @@ class DDTreeWorker(DFlashWorker):
             return
         self.stats.shadow_steps += 1
         self._report(self.stats.shadow_steps)
+
+    def _warm_up(self) -> None:
+        """Compile the kernels for what will be served, so that no request waits for a compiler."""
+        model = self.target_worker.model_runner.model
+        head = getattr(model, "lm_head", None)
+        if getattr(head, "weight", None) is None:
+            return
+        warm_up(
+            self.tree_device,
+            (self.block_size - 1, self.candidates),
+            (self.budget, self.rows),
+            int(self.model_runner.max_running_requests),
+            int(self.target_worker.model_runner.model_config.vocab_size),
+            head.weight[: int(head.shard_indices.num_org_elements)],
+        )
 
     def _gather_buffer(self, requests: int) -> torch.Tensor | None:
         """Room for all ranks' candidates, taken once: a rank short of memory in mid-step would leave others waiting."""
