@@ -62,6 +62,26 @@ def deficits(logits: torch.Tensor, emitted: list[int]) -> torch.Tensor:
     return logits.max(dim=1).values - picked
 
 
+def penalise(
+    logits: torch.Tensor,
+    emitted: list[int],
+    frequency: float = 0.0,
+    presence: float = 0.0,
+    repetition: float = 1.0,
+) -> torch.Tensor:
+    """What penalties make of the logits at each emitted token, by the tokens emitted before it.
+
+    logits: float32 [n, V]. As SGLang's penaltylib: additive penalties first, then positive logits are divided by
+    the repetition penalty and negative ones multiplied; the prompt does not count.
+    """
+    counts = torch.nn.functional.one_hot(torch.tensor(emitted), logits.shape[1]).cumsum(0).roll(1, 0).float()
+    counts[0] = 0
+    seen = counts > 0
+    logits = logits - frequency * counts - presence * seen
+    scale = torch.where(seen, repetition, 1.0)
+    return torch.where(logits < 0, logits * scale, logits / scale)
+
+
 def judge_sampled(logits: torch.Tensor, emitted: list[int], temperature: float, top_k: int) -> Sampled:
     """Tokens drawn at this temperature from the top k: none outside it, and as many besides the best as are due.
 

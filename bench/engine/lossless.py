@@ -23,7 +23,16 @@ import report
 from cases import STAGES, Case
 from engine_server import Server
 from judge import hugging_face
-from workload import Request, greedy_workload, run_greedy, run_sampled, sampled_workload, shorter
+from workload import (
+    Request,
+    greedy_workload,
+    penalised_workload,
+    run_greedy,
+    run_penalised,
+    run_sampled,
+    sampled_workload,
+    shorter,
+)
 
 MIN_TOKENS = 2000
 START_LIMIT_S = {"cuda": 240, "cpu": 180}
@@ -61,12 +70,18 @@ class Results:
 
 def serve(server: Server, results: Results, short: int) -> None:
     """Ask one healthy server everything, and keep its answers."""
-    case, workload, sampled = server.case, greedy_workload(), sampled_workload()
+    case, workload, sampled, penalties = (
+        server.case,
+        greedy_workload(),
+        sampled_workload(),
+        penalised_workload(),
+    )
     if short > 1:
         workload = shorter(workload, short)
-        sampled = [Request(r.prompt, 16) for r in sampled]
+        sampled, penalties = ([Request(r.prompt, 16) for r in some] for some in (sampled, penalties))
     answers = run_greedy(server.post, workload, server.watch)
     drawn = run_sampled(server.post, sampled) if case.sampled else []
+    penalised = run_penalised(server.post, penalties) if case.sampled and case.mode == "full" else []
     log = server.log_lines()
     results.put(
         case,
@@ -74,6 +89,7 @@ def serve(server: Server, results: Results, short: int) -> None:
             "healthy_after_s": server.healthy_after,
             "greedy": {name: [asdict(a) for a in got] for name, got in answers.items()},
             "sampled": [asdict(a) for a in drawn],
+            "penalised": [[asdict(a) for a in got] for got in penalised],
             "state": {
                 k: v for k, v in server.state().items() if "ddtree" in k or "spec" in k or "accept" in k
             },

@@ -17,8 +17,9 @@ from judge import (
     deficits,
     judge_sampled,
     node_difference,
+    penalise,
 )
-from workload import TEMPERATURE, TOP_K
+from workload import PENALTIES, TEMPERATURE, TOP_K
 
 Entry = dict[str, Any]
 
@@ -93,6 +94,8 @@ def judge_case(case: Case, entry: Entry, reference: Reference, min_tokens: int) 
     checks = [Check(case.name, right, words)]
     if case.sampled:
         checks.append(sampled_check(case, entry, reference))
+    if entry["penalised"]:
+        checks.append(penalty_check(case, entry, reference))
     if case.mode:
         mode = entry["state"].get("ddtree_mode")
         checks.append(Check(f"{case.name}: reports", mode == case.mode, f"ddtree_mode {mode}"))
@@ -134,6 +137,24 @@ def sampled_check(case: Case, entry: Entry, reference: Reference) -> Check:
         f"{s.expected:.0f} due, z {s.z:+.1f}, accept {accept_of(entry['sampled']):.2f}"
     )
     return Check(f"{case.name}: sampled", s.right, words)
+
+
+def penalty_check(case: Case, entry: Entry, reference: Reference) -> Check:
+    """Penalised greedy answers, judged with the penalties; without them some must be wrong."""
+    verdict, plain, errors = Verdict(), Verdict(), []
+    for sampling, answers in zip(PENALTIES, entry["penalised"]):
+        errors += [a["error"] for a in answers if a["error"]]
+        amounts = {name.removesuffix("_penalty"): amount for name, amount in sampling.items()}
+        for answer, logits in answers_with_logits(answers, reference):
+            name = f"{sampling}, prompt of {len(answer['request']['prompt'])}"
+            verdict.add(deficits(penalise(logits, answer["tokens"], **amounts), answer["tokens"]), name)
+            plain.add(deficits(logits, answer["tokens"]), name)
+    words = f"{verdict.wrong} of {verdict.tokens} tokens wrong, worst {verdict.worst:.3f}"
+    words += f"; without the penalties {plain.wrong} would be"
+    accepted = accept_of([a for answers in entry["penalised"] for a in answers])
+    words = "; ".join([f"{words}, accept {accepted:.2f}", *verdict.faults[:2], *errors[:1]])
+    right = not errors and not verdict.wrong and verdict.tokens > 0 and plain.wrong > 0
+    return Check(f"{case.name}: penalties", right, words)
 
 
 def node_checks(case: Case, entry: Entry, reference: Reference) -> list[Check]:

@@ -10,6 +10,10 @@ from typing import Any
 
 TOP_K, TEMPERATURE = 4, 1.0
 LETTERS = range(4, 250)
+PENALTIES: list[dict[str, float]] = [
+    {"frequency_penalty": 0.03, "presence_penalty": 0.2, "repetition_penalty": 1.05},
+    {"repetition_penalty": 1.3},
+]
 
 
 @dataclass(frozen=True)
@@ -56,6 +60,12 @@ def sampled_workload() -> list[Request]:
     """One batch for temperature > 0."""
     rand = random.Random(7)
     return [Request([rand.choice(LETTERS) for _ in range(n)], 96) for n in (1, 4, 9, 16, 25, 36, 49, 64)]
+
+
+def penalised_workload() -> list[Request]:
+    """One batch, asked once for each of PENALTIES."""
+    rand = random.Random(11)
+    return [Request([rand.choice(LETTERS) for _ in range(n)], 64) for n in (1, 2, 7, 14, 30, 60, 120, 240)]
 
 
 def shorter(workload: Workload, share: int) -> Workload:
@@ -106,3 +116,8 @@ def run_greedy(
 def run_sampled(post: Post, requests: list[Request]) -> list[Answer]:
     """Ask the sampled batch."""
     return ask(post, requests, temperature=TEMPERATURE, top_k=TOP_K, top_p=1.0)
+
+
+def run_penalised(post: Post, requests: list[Request]) -> list[list[Answer]]:
+    """Ask the greedy batch once for each of PENALTIES."""
+    return [ask(post, requests, **sampling) for sampling in PENALTIES]

@@ -34,6 +34,12 @@ def check_a_wrong_token_is_counted_and_a_near_tie_is_not() -> None:
     assert verdict.faults == ["a: token 0 has deficit 1.00"]
 
 
+def check_penalties_count_what_was_emitted_before() -> None:
+    logits = torch.tensor([[2.0, 1.0, -1.0]]).repeat(3, 1)
+    got = judge.penalise(logits, [0, 2, 0], frequency=0.5, presence=0.25, repetition=2.0)
+    assert got.tolist() == [[2.0, 1.0, -1.0], [0.625, 1.0, -1.0], [0.625, 1.0, -3.5]]
+
+
 def drawn(greedy: float) -> tuple[torch.Tensor, list[int]]:
     """Logits, and tokens drawn from their top 4 at temperature 1; a share of them greedily instead."""
     generator = torch.Generator().manual_seed(5)
