@@ -75,9 +75,21 @@ def fates(models: Path, overlay: Path, tmp_path_factory: pytest.TempPathFactory)
         "deterministic": [
             *("--model-path", str(target), *FLAGS, *full(models), "--enable-deterministic-inference")
         ],
+        "on policy": ["--model-path", str(target), *FLAGS, *full(models), "--rl-on-policy-target", "fsdp"],
+        "disaggregation": [
+            *("--model-path", str(target), *FLAGS, *full(models), "--disaggregation-mode", "decode")
+        ],
+        "two batches": ["--model-path", str(target), *FLAGS, *full(models), "--enable-two-batch-overlap"],
+        "hierarchical cache": [
+            *("--model-path", str(target), *FLAGS, *full(models), "--enable-hierarchical-cache")
+        ],
         "sliding target": ["--model-path", str(windowed), *FLAGS, *full(models)],
         "sliding draft": ["--model-path", str(target), *FLAGS, *full(models), draft, str(mixed)],
         "sliding draft, all layers": ["--model-path", str(target), *FLAGS, *full(models), draft, str(every)],
+        "sliding draft, another window": [
+            *("--model-path", str(target), *FLAGS, *full(models), draft, str(every)),
+            *("--speculative-dflash-draft-window-size", "32"),
+        ],
         "sliding draft, honoured": [
             *("--model-path", str(target), *FLAGS, *full(models), draft, str(every)),
             *("--speculative-dflash-draft-window-size", "64"),
@@ -119,9 +131,14 @@ def test_the_target_verifies_the_tree_and_the_draft_keeps_its_block(fates: dict[
         ("budget above", "--speculative-ddtree-budget must be at most 1024, got 1025"),
         ("topk", "at most the vocabulary of 512 tokens, got 513"),
         ("not ddtree", "--speculative-ddtree-budget needs --speculative-algorithm DDTREE"),
-        ("deterministic", "does not support --enable-deterministic-inference"),
+        ("deterministic", "supports neither --enable-deterministic-inference nor"),
+        ("on policy", "nor --rl-on-policy-target"),
+        ("disaggregation", "does not support --disaggregation-mode"),
+        ("two batches", "does not support --enable-two-batch-overlap"),
+        ("hierarchical cache", "does not support --enable-hierarchical-cache"),
         ("sliding target", "does not support targets with sliding-window layers"),
         ("sliding draft", "1 sliding-window layers of 2 (window 64)"),
+        ("sliding draft, another window", "set --speculative-dflash-draft-window-size 64"),
         ("sliding draft, all layers", "set --speculative-dflash-draft-window-size 64"),
     ],
 )
@@ -160,11 +177,7 @@ def refusal(server: Server, sampling: dict[str, Any], **more: Any) -> tuple[int,
         ({}, {"return_logprob": True}, "does not support return_logprob"),
         ({"json_schema": "{}"}, {}, "grammar-constrained decoding"),
         ({"regex": "a+"}, {}, "grammar-constrained decoding"),
-        ({"frequency_penalty": 0.5}, {}, "does not support frequency_penalty"),
-        ({"presence_penalty": 0.5}, {}, "does not support presence_penalty"),
-        ({"repetition_penalty": 1.2}, {}, "does not support repetition_penalty"),
-        ({"min_new_tokens": 2}, {}, "does not support min_new_tokens"),
-        ({"min_new_tokens": 2, "presence_penalty": 1}, {}, "presence_penalty, min_new_tokens"),
+        ({}, {"custom_logit_processor": "{}"}, "does not support custom_logit_processor"),
     ],
 )
 def test_refused_per_request_in_one_sentence(
@@ -175,11 +188,11 @@ def test_refused_per_request_in_one_sentence(
 
 
 def test_served_beside_a_refusal(server: Server) -> None:
-    """Temperature, top-p, min-p and logit bias are exact in a tree; a neutral penalty is none."""
+    """Temperature, top-p, min-p, penalties and logit bias are exact in a tree."""
     for sampling in (
         {"temperature": 0.7, "top_p": 0.9, "top_k": 20, "min_p": 0.05},
         {"temperature": 0, "logit_bias": {"70": 100.0}},
-        {"temperature": 0, "repetition_penalty": 1.0, "frequency_penalty": 0.0},
+        {"temperature": 0.7, "repetition_penalty": 1.1, "frequency_penalty": 0.5, "min_new_tokens": 2},
     ):
         status, said = refusal(server, sampling)
         assert status == 200, said
@@ -192,7 +205,7 @@ def test_state_metrics_and_log_tell_the_same(server: Server) -> None:
     assert answer["output_ids"] == [66, 65] * 12
     assert answer["meta_info"]["spec_accept_length"] == 3.0
     state = server.get("/get_server_info")["internal_states"][0]
-    assert state["ddtree_mode"] == "full"
+    assert (state["ddtree_mode"], state["ddtree_healthy"]) == ("full", True)
     trees = state["ddtree"]
     assert trees["nodes"] == 6 * trees["trees"] == sum(trees["nodes_by_depth"])
     assert trees["accepted"] == sum(trees["accepted_by_depth"]) == trees["spine_nodes"]

@@ -35,8 +35,11 @@ _info.compute_dflash_accept_len_and_bonus = _commit_a_wrong_token
 BROKEN_SHADOW = """
 
 
-def observe(*_args):
+def _fail(*_args):
     raise RuntimeError("made to fail")
+
+
+DDTreeWorker._trees = _fail
 """
 
 
@@ -127,7 +130,8 @@ def test_cycle_pair_accepts_exactly_two_and_says_what_it_runs(
         assert place["speculative_ddtree_topk_cap"] == 3
     assert state["ddtree_mode"] == "shadow-linear"
     shadow = state["ddtree"]
-    assert shadow["shadow_steps"] == shadow["verify_steps"] // 2 > 0
+    assert shadow["shadow_steps"] == (shadow["verify_steps"] + 1) // 2 > 0
+    assert state["ddtree_healthy"] is True
     assert shadow["trees"] == shadow["shadow_steps"]
     assert shadow["nodes"] == 8 * shadow["trees"] == sum(shadow["nodes_by_depth"])
     assert (shadow["shadow_errors"], shadow["last_error"], shadow["spine_agreement"]) == (0, None, 1.0)
@@ -150,10 +154,11 @@ def test_a_wrong_token_turns_the_comparison_red_and_a_broken_shadow_does_not(
         "faulty", tmp_path, models / "ctx_target", *ddtree(models, "ctx"), overlay=mutated
     ) as server:
         given = answers(server, models)
-        shadow, log = state_of(server)["ddtree"], server.log
+        shadow, healthy, log = state_of(server)["ddtree"], state_of(server)["ddtree_healthy"], server.log
     assert given[0] == target_only[0]
     assert given[1:] != target_only[1:]
     assert shadow["shadow_errors"] > 1
+    assert healthy is False
     assert shadow["last_error"] == "RuntimeError: made to fail"
     assert log.count("DDTREE shadow side failed") == 1
 
@@ -190,8 +195,9 @@ def test_arguments_are_refused_in_one_sentence(models: Path, overlay: Path, tmp_
         f"{tree} {shadow}": "ok",
         f"{tree} {shadow} --speculative-ddtree-allow-hybrid-unsafe": "ok",
         f"--speculative-algorithm DFLASH {draft}": "ok",
-        f"--speculative-algorithm DDTREE {shadow} --speculative-draft-model-path {windowed}": "ok",
-        tree: "Full DDTREE is not part of this engine series",
+        f"--speculative-algorithm DDTREE {shadow} --speculative-draft-model-path {windowed}": (
+            "1 sliding-window layers of 2 (window 64)"
+        ),
         f"--speculative-algorithm DDTREE {shadow}": "--speculative-draft-model-path",
         f"{tree} {shadow} --speculative-ddtree-budget 0": "--speculative-ddtree-budget must be at least 1",
         f"{tree} {shadow} --speculative-ddtree-budget 1025": "--speculative-ddtree-budget must be at most 1024",
@@ -211,4 +217,3 @@ def test_arguments_are_refused_in_one_sentence(models: Path, overlay: Path, tmp_
     said = done.stdout.splitlines()[-len(cases) :]
     for (case, expected), sentence in zip(cases.items(), said, strict=True):
         assert expected in sentence, case
-    assert done.stderr.count("1 sliding-window layers of 2 (window 64)") == 1
