@@ -96,6 +96,7 @@ def serve(server: Server, results: Results, short: int) -> None:
             "metrics": server.metrics(),
             "log": [line for wanted in LOG_WANTED for line in [x for x in log if wanted in x][-2:]],
             "waits": sorted({line.strip()[:150] for line in log if "synchronizing CUDA operation" in line}),
+            "cuda": server.device == "cuda",
             "graphs": any("cuda graph: True" in line for line in log),
             "hashes": read_hashes(server.directory) if case.hashes else {},
             "dumps": str(server.directory) if case.probe else "",

@@ -87,7 +87,9 @@ def judge_case(case: Case, entry: Entry, reference: Reference, min_tokens: int) 
         words = f"{'caught' if verdict.wrong else 'NOT CAUGHT'}: {words}"
         checks = [Check(case.name, ran and verdict.wrong > 0, words)]
         return checks + node_checks(case, entry, reference)
-    right = not verdict.wrong and not errors and not short and verdict.tokens >= min_tokens
+    # a CPU has no graphs, and a stage without them proves nothing about a GPU
+    graphs = entry["graphs"] or not entry.get("cuda", True)
+    right = graphs and not verdict.wrong and not errors and not short and verdict.tokens >= min_tokens
     for problem in (verdict.faults[:2], errors[:1]):
         words += "".join(f"; {text}" for text in problem)
     words += f"; {short} answers of the wrong length" if short else ""

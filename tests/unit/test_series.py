@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -230,6 +231,18 @@ def test_our_series_loads_and_says_what_each_mode_means() -> None:
     assert full.patched and full.proven_by == "shadow" and full.state["ddtree_mode"] == "full"
     assert full.state["speculative_ddtree_shadow_linear"] is False
     assert not [flag for flag, _ in full.set if "shadow" in flag]
+
+
+def test_every_module_that_ours_import_travels_with_them() -> None:
+    """On a CPU nothing imports the kernels, so a forgotten one would show on the GPU host alone."""
+    whole = load_series(data_dir("engine_patches") / "sglang-0.5.11").whole
+    named = {
+        name
+        for content in whole.values()
+        for name in re.findall(r"(?:from \.|speculative\.)(ddtree_\w+) import", content.decode())
+    }
+    assert len(named) > 10
+    assert {f"srt/speculative/{name}.py" for name in named} <= set(whole)
 
 
 def test_shadow_on_a_hybrid_nextn_unit_keeps_what_the_operator_set() -> None:
