@@ -27,6 +27,7 @@ class Server:
         self.directory = work / case.name
         self.directory.mkdir(parents=True, exist_ok=True)
         self.log_path = self.directory / "log.txt"
+        self.device = device
         self.healthy_after = 0.0
         self._started = time.monotonic()
         arguments = command(case, device, str(models / "target"), str(models / "draft"), port)
