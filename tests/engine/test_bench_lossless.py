@@ -38,12 +38,12 @@ def test_bench(name: str, output: str) -> None:
     assert f"ok {name}\n" in output, output[-4000:]
 
 
-def test_an_unknown_stage_is_refused() -> None:
+def test_an_unknown_stage_is_refused(tmp_path: Path) -> None:
     done = subprocess.run(
         ["bash", BENCH / "run_h200.sh", "everything"],
         capture_output=True,
         text=True,
-        env={**os.environ, "OUT": "/nonexistent", "SCRATCH": "/nonexistent"},
+        env={**os.environ, "OUT": str(tmp_path), "SCRATCH": str(tmp_path)},
     )
     assert done.returncode == 2
     assert done.stderr == "there is no stage everything: kernels, lossless or tp2\n"
