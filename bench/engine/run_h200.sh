@@ -4,7 +4,11 @@
 # stage that was cut continues with what is missing.
 set -uo pipefail
 cd "$(dirname "$0")/../.."
-STAGE=${1:?kernels, lossless or tp2}; shift
+STAGE=${1:-none}
+case $STAGE in
+  kernels | lossless | tp2) shift ;;
+  *) echo "there is no stage $STAGE: kernels, lossless or tp2" >&2; exit 2 ;;
+esac
 OUT=${OUT:-build/h200} SCRATCH=${SCRATCH:-/scratch} LIMIT_S=${LIMIT_S:-440}
 mkdir -p "$OUT" "$SCRATCH"
 OUT=$(realpath "$OUT")
@@ -56,6 +60,5 @@ engines() {
 
 case $STAGE in
   kernels) python3 bench/engine/kernels.py "$@" ;;
-  lossless | tp2) engines "$@" ;;
-  *) echo "there is no stage $STAGE: kernels, lossless or tp2" >&2; exit 2 ;;
+  *) engines "$@" ;;
 esac

@@ -43,6 +43,7 @@ def _walk_kernel(
     out,
     rows,
     DEPTH: tl.constexpr,
+    WIDTH: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
     SPLITS: tl.constexpr,
@@ -57,7 +58,7 @@ def _walk_kernel(
     logits += b * rows * stride
     out += b * (2 * DEPTH + 3)
     board += b * (DEPTH + 1) * 2
-    level = tl.arange(0, triton.next_power_of_2(2 * DEPTH + 3))
+    level = tl.arange(0, WIDTH)
     tl.store(out + level, tl.full(level.shape, -1, tl.int64), mask=(level < 2 * DEPTH + 3) & (part == 0))
     tl.debug_barrier()
     row = tl.arange(0, ROWS)
@@ -110,6 +111,7 @@ def walk_greedy(logits: torch.Tensor, batch: TreeBatch, depth: int) -> Walk:
         out,
         rows,
         DEPTH=depth,
+        WIDTH=triton.next_power_of_2(2 * depth + 3),
         ROWS=triton.next_power_of_2(rows),
         BLOCK=BLOCK,
         SPLITS=splits,
