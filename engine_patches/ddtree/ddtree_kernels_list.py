@@ -111,11 +111,13 @@ def _list(
     codes,
     rooms,
     infos,
+    widths,
     scale,
     bound,
     budget,
     DEPTH: tl.constexpr,
     RANKS: tl.constexpr,
+    K: tl.constexpr,
     MOST: tl.constexpr,
     CODE_BITS: tl.constexpr,
     CAPACITY: tl.constexpr,
@@ -127,38 +129,42 @@ def _list(
     infos: index of the parent << 16 | rank. rooms: product of (rank + 1) << 16 | depth << 8 | bits of code used. A
     prefix is dominated by that product of prefixes, itself included, so it needs no place beyond `budget`; and the
     code of rank r, 2 * floor(log2(r + 1)) + 1 bits in the ranks' order (unary length, then offset), then fits.
+    widths: int32 [16] to work with.
     """
+    if RANKS > SPAN:  # how many ranks of a level can fit at all
+        levels, every = tl.arange(0, 16), tl.arange(0, K)
+        inside = (levels < DEPTH)[:, None] & (every < RANKS)[None, :]
+        x = tl.load(log_probs + levels[:, None] * RANKS + every[None, :], mask=inside, other=float("-inf"))
+        tl.store(widths + levels, tl.sum((_cost(x, scale, MOST).to(tl.int32) <= bound).to(tl.int32), 1))
+        tl.debug_barrier()
     start, stop, level = 0, 1, 0
     while (level < DEPTH) & (start < stop) & (stop <= CAPACITY):
         end = stop
         line = log_probs + level * RANKS
         ranks = RANKS
         if RANKS > SPAN:
-            every = tl.arange(0, triton.next_power_of_2(RANKS))
-            all_of = tl.load(line + every, mask=every < RANKS, other=float("-inf"))
-            ranks = tl.sum((_cost(all_of, scale, MOST) <= bound.to(tl.float32)).to(tl.int32), 0)
+            ranks = tl.load(widths + level)
         for first in range(start, end, PARENTS):
             parent = first + tl.arange(0, PARENTS)
             live = parent < end
             cost = tl.load(costs + parent, mask=live, other=MOST)
             room = tl.load(rooms + parent, mask=live, other=0)
             code = tl.load(codes + parent, mask=live, other=0)
-            most = tl.where(live, budget // tl.maximum(room >> 16, 1), 0)  # ranks of a small enough product
             count = tl.zeros([PARENTS], tl.int32)
             for low in range(0, ranks, SPAN):
                 rank = low + tl.arange(0, SPAN)
-                x = _cost(tl.load(line + rank, mask=rank < RANKS, other=float("-inf")), scale, MOST).to(
+                step = _cost(tl.load(line + rank, mask=rank < RANKS, other=float("-inf")), scale, MOST).to(
                     tl.int32
                 )
-                fits = (cost[:, None] + x[None, :] <= bound) & (rank[None, :] < most[:, None])
+                product = (room >> 16)[:, None] * (rank + 1)[None, :]
+                fits = (cost[:, None] + step[None, :] <= bound) & (product <= budget)
                 count += tl.sum(fits.to(tl.int32), 1)
-            after = tl.cumsum(count, 0)
-            at = stop + after - count
-            stop += tl.max(after, 0)
+            at = stop + tl.cumsum(count, 0) - count
+            stop += tl.sum(count, 0)
             kept = tl.minimum(count, CAPACITY - at)
             for low in range(0, ranks, SPAN):
                 rank = low + tl.arange(0, SPAN)
-                x = _cost(tl.load(line + rank, mask=rank < RANKS, other=float("-inf")), scale, MOST).to(
+                step = _cost(tl.load(line + rank, mask=rank < RANKS, other=float("-inf")), scale, MOST).to(
                     tl.int32
                 )
                 digits = _exponent((rank + 1).to(tl.float32))
@@ -169,7 +175,7 @@ def _list(
                 used = (room & 255)[:, None] + length[None, :]
                 shift = tl.where(fits, CODE_BITS - used, 0)
                 product = (room >> 16)[:, None] * (rank + 1)[None, :]
-                tl.store(costs + place, cost[:, None] + x[None, :], mask=fits)
+                tl.store(costs + place, cost[:, None] + step[None, :], mask=fits)
                 tl.store(codes + place, code[:, None] | (word[None, :] << shift), mask=fits)
                 tl.store(rooms + place, (product << 16) | ((level + 1) << 8) | used, mask=fits)
                 tl.store(infos + place, (parent << 16)[:, None] | rank[None, :], mask=fits)
@@ -196,10 +202,11 @@ def _sort(
     for first in range(0, count, LISTED):
         index = first + tl.arange(0, LISTED)
         key = _key(costs, codes, rooms, index, count, COST_AT)
-        place = tl.zeros([LISTED], tl.int32)
+        before = tl.zeros([AGAINST, LISTED], tl.int32)
         for against in range(0, count, AGAINST):
             theirs = _key(costs, codes, rooms, against + tl.arange(0, AGAINST), count, COST_AT)
-            place += tl.sum((theirs[None, :] < key[:, None]).to(tl.int32), 1)
+            before += (theirs[:, None] < key[None, :]).to(tl.int32)
+        place = tl.sum(before, 0)
         tl.store(places + index, place, mask=index < count)
     tl.debug_barrier()
 
@@ -268,23 +275,8 @@ def _place(
 
 
 @triton.jit
-def _mask_rows(
-    mask,
-    prefix_lens,
-    sorted_codes,
-    sorted_rooms,
-    b,
-    row,
-    budget,
-    rows,
-    CODE_BITS: tl.constexpr,
-    BATCH: tl.constexpr,
-    ROWS: tl.constexpr,
-):
-    """These rows of request b's mask: a row sees those whose code is the start of its own, and no deeper."""
-    tail = mask_tail(mask, prefix_lens, b, rows, BATCH)
-    stride = tl.load(prefix_lens + b).to(tl.int64) + rows
-    column = tl.arange(0, ROWS)
+def _mask_tile(tail, stride, sorted_codes, sorted_rooms, row, column, budget, rows, CODE_BITS: tl.constexpr):
+    """These rows and columns of a request's mask: a row sees those whose code is the start of its own, no deeper."""
     code = tl.load(sorted_codes + row, mask=row <= budget, other=0)
     depth = (tl.load(sorted_rooms + row, mask=row <= budget, other=0) >> 8) & 15
     their_code = tl.load(sorted_codes + column, mask=column <= budget, other=0)
@@ -341,6 +333,8 @@ def list_kernel(
     tl.store(codes, 0)
     tl.store(rooms, 1 << 16)
     tl.store(infos, 0)
+    tail = mask_tail(mask, prefix_lens, b, rows, BATCH)
+    stride = tl.load(prefix_lens + b).to(tl.int64) + rows
     scale, good = _step(log_probs, DEPTH, RANKS, K)
     bound = _bound(log_probs, scale, budget, DEPTH, RANKS, MOST, MOST_BITS, WIDE)
     count = _list(
@@ -349,11 +343,13 @@ def list_kernel(
         codes,
         rooms,
         infos,
+        places,
         scale,
         bound,
         budget,
         DEPTH,
         RANKS,
+        K,
         MOST,
         CODE_BITS,
         CAPACITY,
@@ -386,21 +382,10 @@ def list_kernel(
             ROWS,
         )
         if MASK:
+            column = tl.arange(0, ROWS)
             for first in range(0, rows, MASK_ROWS):
                 row = first + tl.arange(0, MASK_ROWS)
-                _mask_rows(
-                    mask,
-                    prefix_lens,
-                    sorted_codes,
-                    sorted_rooms,
-                    b,
-                    row,
-                    budget,
-                    rows,
-                    CODE_BITS,
-                    BATCH,
-                    ROWS,
-                )
+                _mask_tile(tail, stride, sorted_codes, sorted_rooms, row, column, budget, rows, CODE_BITS)
 
 
 @triton.jit
@@ -413,13 +398,15 @@ def list_mask_kernel(
     CODE_BITS: tl.constexpr,
     CAPACITY: tl.constexpr,
     BATCH: tl.constexpr,
-    ROWS: tl.constexpr,
-    MASK_ROWS: tl.constexpr,
+    TILE: tl.constexpr,
 ):
-    """MASK_ROWS rows of the mask of one request, if list_kernel did it."""
+    """TILE rows and columns of the mask of one request, if list_kernel did it."""
     b = tl.program_id(0)
     places = scratch + b * 7 * CAPACITY + 4 * CAPACITY
-    codes = places + CAPACITY
-    row = tl.program_id(1) * MASK_ROWS + tl.arange(0, MASK_ROWS)
+    row = tl.program_id(1) * TILE + tl.arange(0, TILE)
+    column = tl.program_id(2) * TILE + tl.arange(0, TILE)
     if tl.load(places) == 0:
-        _mask_rows(mask, prefix_lens, codes, codes + CAPACITY, b, row, budget, rows, CODE_BITS, BATCH, ROWS)
+        tail = mask_tail(mask, prefix_lens, b, rows, BATCH)
+        stride = tl.load(prefix_lens + b).to(tl.int64) + rows
+        codes = places + CAPACITY
+        _mask_tile(tail, stride, codes, codes + CAPACITY, row, column, budget, rows, CODE_BITS)

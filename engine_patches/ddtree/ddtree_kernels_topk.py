@@ -13,10 +13,9 @@ import triton.language as tl
 
 from .ddtree_topk import canonical_top
 
-GROUP = 64
-SCAN_BLOCK = 4096
-SCAN_WARPS = 4
-PICK_WARPS = 4
+SCAN_BLOCK = 2048
+SCAN_WARPS = 2
+PICK_WARPS = 8
 MOST_PICKED = 128
 # low bits of a float32 in which values of these types do not differ
 SHIFTS = {torch.bfloat16: 16, torch.float16: 13, torch.float32: 0}
@@ -246,7 +245,8 @@ def top_k_lse(logits: torch.Tensor, first_id: int, k: int) -> tuple[torch.Tensor
     if k > MOST_PICKED:
         return _with_torch(logits, first_id, k)
     device = logits.device
-    groups, chunks = triton.cdiv(vocabulary, GROUP), triton.cdiv(vocabulary, SCAN_BLOCK)
+    group, some = (128, 16) if k <= 32 else (64, 32)  # as measured on an H200
+    groups, chunks = triton.cdiv(vocabulary, group), triton.cdiv(vocabulary, SCAN_BLOCK)
     floats = torch.empty(rows * (groups + 2 * chunks + 1 + k), dtype=torch.float32, device=device)
     maxima, partials, lse, values = floats.split([rows * groups, rows * 2 * chunks, rows, rows * k])
     ids = torch.empty((rows, k), dtype=torch.int64, device=device)
@@ -260,7 +260,7 @@ def top_k_lse(logits: torch.Tensor, first_id: int, k: int) -> tuple[torch.Tensor
         partials,
         groups,
         chunks,
-        GROUP=GROUP,
+        GROUP=group,
         BLOCK=SCAN_BLOCK,
         num_warps=SCAN_WARPS,
     )
@@ -278,12 +278,12 @@ def top_k_lse(logits: torch.Tensor, first_id: int, k: int) -> tuple[torch.Tensor
         chunks,
         first_id,
         k,
-        GROUP=GROUP,
+        GROUP=group,
         GROUPS=max(padded, triton.next_power_of_2(groups)),
         CHUNKS=triton.next_power_of_2(chunks),
         K=padded,
         MOST=2 * padded,
-        SOME=16,
+        SOME=some,
         SHIFT=SHIFTS[logits.dtype],
         num_warps=PICK_WARPS,
     )

@@ -25,6 +25,7 @@ MAX_DEPTH = 64
 COLUMNS = ("token", "parent", "depth", "rank", "position", "next_token", "next_sibling")
 # up to this budget the mask is written with the tree
 SMALL = 128
+MASK_TILE = 64
 # larger trees are left to the heap
 MOST_LISTED = 511
 MOST_LISTED_RANKS = 128
@@ -241,23 +242,30 @@ def _launch_list(
         WIDE=16 if ranks <= 16 else 64,
         MOST=1 << most,
         MOST_BITS=(127 + most) << 23,
-        PARENTS=16 if small else 32,
-        SPAN=16,
+        PARENTS=16 if ranks <= 16 else 32,
+        SPAN=16 if ranks <= 16 else 8,
         LISTED=128 if small else 256,
         AGAINST=32,
         MASK_ROWS=16,
         MASK=small,
-        num_warps=4 if small else 8,
+        num_warps=8,
         **for_mask,
         **common,
     )
     if small:
         return None
-    shape = {"BATCH": common["BATCH"], "ROWS": common["ROWS"]}
-    grid, block = (batch, triton.cdiv(rows, 32)), 32
     _, _, _, prefix_lens, _, _, mask = arguments
-    return lambda: list_mask_kernel[grid](
-        prefix_lens, mask, scratch, budget, rows, MASK_ROWS=block, num_warps=4, **for_mask, **shape
+    tiles = triton.cdiv(rows, MASK_TILE)
+    return lambda: list_mask_kernel[(batch, tiles, tiles)](
+        prefix_lens,
+        mask,
+        scratch,
+        budget,
+        rows,
+        TILE=MASK_TILE,
+        BATCH=common["BATCH"],
+        num_warps=4,
+        **for_mask,
     )
 
 
