@@ -186,28 +186,34 @@ def _list(
 
 
 @triton.jit
-def _key(costs, codes, rooms, index, count, COST_AT: tl.constexpr):
-    inside = index < count
-    cost = tl.load(costs + index, mask=inside, other=0).to(tl.int64)
-    code = tl.load(codes + index, mask=inside, other=0).to(tl.int64)
-    depth = (tl.load(rooms + index, mask=inside, other=0) >> 8) & 15
-    return tl.where(inside, (cost << COST_AT) | (code << 4) | depth, NO_KEY)
-
-
-@triton.jit
 def _sort(
-    costs, codes, rooms, places, count, COST_AT: tl.constexpr, LISTED: tl.constexpr, AGAINST: tl.constexpr
+    costs,
+    codes,
+    rooms,
+    keys,
+    places,
+    count,
+    COST_AT: tl.constexpr,
+    LISTED: tl.constexpr,
+    AGAINST: tl.constexpr,
 ):
-    """places[i]: how many of the `count` prefixes come before prefix i."""
+    """places[i]: how many of the `count` prefixes come before prefix i. keys: int64, whole LISTED blocks."""
     for first in range(0, count, LISTED):
         index = first + tl.arange(0, LISTED)
-        key = _key(costs, codes, rooms, index, count, COST_AT)
+        inside = index < count
+        cost = tl.load(costs + index, mask=inside, other=0).to(tl.int64)
+        code = tl.load(codes + index, mask=inside, other=0).to(tl.int64)
+        depth = (tl.load(rooms + index, mask=inside, other=0) >> 8) & 15
+        tl.store(keys + index, tl.where(inside, (cost << COST_AT) | (code << 4) | depth, NO_KEY))
+    tl.debug_barrier()
+    for first in range(0, count, LISTED):
+        index = first + tl.arange(0, LISTED)
+        key = tl.load(keys + index)
         before = tl.zeros([AGAINST, LISTED], tl.int32)
         for against in range(0, count, AGAINST):
-            theirs = _key(costs, codes, rooms, against + tl.arange(0, AGAINST), count, COST_AT)
+            theirs = tl.load(keys + against + tl.arange(0, AGAINST))
             before += (theirs[:, None] < key[None, :]).to(tl.int32)
-        place = tl.sum(before, 0)
-        tl.store(places + index, place, mask=index < count)
+        tl.store(places + index, tl.sum(before, 0), mask=index < count)
     tl.debug_barrier()
 
 
@@ -300,6 +306,7 @@ def list_kernel(
     nodes,
     mask,
     scratch,
+    scratch_keys,
     batch,
     budget,
     rows,
@@ -320,14 +327,16 @@ def list_kernel(
     MASK_ROWS: tl.constexpr,
     MASK: tl.constexpr,
 ):
-    """One request's tree, or nodes[b] = 0 where listing does not suit it. scratch: int32 [batch, 7, CAPACITY].
+    """One request's tree, or nodes[b] = 0 where listing does not suit it.
 
+    scratch: int32 [batch, 7, CAPACITY]; scratch_keys: int64 [batch, CAPACITY]; LISTED divides CAPACITY.
     MASK: its mask as well; else list_mask_kernel does that.
     """
     b = tl.program_id(0)
     log_probs += b * DEPTH * RANKS
     costs = scratch + b * 7 * CAPACITY
     codes, rooms, infos = costs + CAPACITY, costs + 2 * CAPACITY, costs + 3 * CAPACITY
+    keys = scratch_keys + b * CAPACITY
     places, sorted_codes, sorted_rooms = costs + 4 * CAPACITY, costs + 5 * CAPACITY, costs + 6 * CAPACITY
     tl.store(costs, 0)
     tl.store(codes, 0)
@@ -360,7 +369,7 @@ def list_kernel(
     tl.store(nodes + b, tl.where(suits, budget + 1, 0).to(tl.int64))
     tl.store(places, tl.where(suits, 0, -1))
     if suits:
-        _sort(costs, codes, rooms, places, count, CODE_BITS + 4, LISTED, AGAINST)
+        _sort(costs, codes, rooms, keys, places, count, CODE_BITS + 4, LISTED, AGAINST)
         _place(
             token_ids + b * DEPTH * RANKS,
             roots,

@@ -25,7 +25,7 @@ MAX_DEPTH = 64
 COLUMNS = ("token", "parent", "depth", "rank", "position", "next_token", "next_sibling")
 # up to this budget the mask is written with the tree
 SMALL = 128
-MASK_TILE = 64
+MASK_TILE = 32
 # larger trees are left to the heap
 MOST_LISTED = 511
 MOST_LISTED_RANKS = 128
@@ -229,12 +229,15 @@ def _launch_list(
     ranks, small = common["RANKS"], budget <= SMALL
     code_bits = common["DEPTH"] + 2 * (budget.bit_length() - 1)
     most = min(27, 62 - DEPTH_BITS - code_bits)
-    capacity = 4 * max(16, triton.next_power_of_2(budget))
-    scratch = torch.empty((batch, 7, capacity), dtype=torch.int32, device=arguments[0].device)
+    capacity = 4 * max(32, triton.next_power_of_2(budget))
+    device = arguments[0].device
+    scratch = torch.empty((batch, 7, capacity), dtype=torch.int32, device=device)
+    keys = torch.empty((batch, capacity), dtype=torch.int64, device=device)
     for_mask = {"CODE_BITS": code_bits, "CAPACITY": capacity}
     list_kernel[(batch,)](
         *arguments,
         scratch,
+        keys,
         batch,
         budget,
         rows,

@@ -9,7 +9,7 @@ import triton.language as tl
 from .ddtree_utils import TreeBatch, Walk
 
 BLOCK = 8192
-WARPS = 8
+WARPS = 16
 MOST_SPLITS = 8
 
 
