@@ -190,10 +190,11 @@ def check_trees_of_a_large_budget() -> None:
 
 def check_trees_hypothesis_thinks_of() -> None:
     """Candidates on a grid of quarters: ties within positions, across them and across depths, and early ends."""
-    from hypothesis import given, settings
+    from hypothesis import Phase, given, settings
     from hypothesis import strategies as st
 
-    @settings(max_examples=40, deadline=None, derandomize=True, database=None)
+    # no shrinking: in the interpreter it takes minutes
+    @settings(max_examples=40, deadline=None, derandomize=True, database=None, phases=[Phase.generate])
     @given(st.integers(1, 6), st.integers(1, 5), st.integers(1, 20), st.integers(0, 3), st.data())
     def equal(depth: int, ranks: int, budget: int, spare: int, data: st.DataObject) -> None:
         steps = st.lists(st.integers(0, 2), min_size=ranks, max_size=ranks)
