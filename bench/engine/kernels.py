@@ -98,7 +98,7 @@ def check_everything() -> int:
                 checks.compare_top(there, 11, k, f"{kind} {dtype} {columns} {k}")
                 count += 1
     for case in checks.tree_cases([(32, 15, 16, 64, 65), (3, 15, 8, 100, 120)], seed=8):
-        checks.compare_walk(checks.compare_trees(case, DEVICE), 15, DEVICE, 5000, g)
+        checks.compare_walk(checks.compare_trees(case, DEVICE), 15, DEVICE, 20_000, g)
         count += 2
     return count
 

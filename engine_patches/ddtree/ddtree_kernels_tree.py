@@ -15,8 +15,8 @@ import torch
 import triton
 import triton.language as tl
 
-from .ddtree_kernels_list import DEPTH_BITS, MOST_DEEP, list_kernel, list_mask_kernel
-from .ddtree_kernels_mask import clear_tail, mark_ancestors, mask_tail
+from .ddtree_kernels_list import DEPTH_BITS, MOST_DEEP, list_kernel
+from .ddtree_kernels_mask import clear_tail, list_mask_kernel, mark_ancestors, mask_tail
 from .ddtree_utils import TreeBatch
 
 MAX_BUDGET = 1024

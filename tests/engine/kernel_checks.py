@@ -22,7 +22,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "engine_patches"))
 
-from ddtree import ddtree_kernels, ddtree_kernels_tree, ddtree_topk, ddtree_utils
+from ddtree import ddtree_kernels, ddtree_kernels_tree, ddtree_kernels_walk, ddtree_topk, ddtree_utils
 
 CPU = torch.device("cpu")
 INF = torch.inf
@@ -67,6 +67,10 @@ def candidates(kind: str, shape: tuple[int, int, int], g: torch.Generator) -> to
         exponent = torch.randint(-40, 3, (batch, depth, 1), generator=g).float()
         values = (values * exponent.exp2()).sort(dim=-1, descending=True).values
         values[..., 1::2] = values[..., 0::2][..., : values[..., 1::2].shape[-1]]
+    elif kind == "twins":  # all positions alike: two orders of the same steps differ by their rounding alone
+        exponent = torch.randint(-60, 7, (batch, 1, ranks), generator=g).float().exp2()
+        values = (-torch.rand(batch, 1, ranks, generator=g) * exponent).sort(dim=-1, descending=True).values
+        values = values.expand(shape).clone()
     elif kind == "plus":  # not log-probabilities, but finite floats
         values = values + 4.0
     return values
@@ -158,8 +162,10 @@ def compare_walk(
     follow = torch.rand(size, rows, generator=g) < 0.8
     liked = torch.where(follow, ddtree_kernels.some_child(trees), 1).reshape(-1, 1)
     target.scatter_(1, liked, 30.0)
+    second = target[:, ddtree_kernels_walk.BLOCK :]  # a block later the same again: ties
+    second.copy_(target[:, : second.shape[1]].clone())
     target[torch.rand(target.shape, generator=g) < 0.01] = torch.nan
-    target[:: rows + 1] = torch.nan
+    target[rows * (size - 1) :][: size > 1] = torch.nan  # the last root's row, if it is not the only one
     target = target.to(torch.bfloat16)
     clean = torch.where(target.isnan(), -INF, target.float())
     expected = ddtree_utils.walk(trees, lambda at, _: clean[at].argmax(dim=1), depth)
@@ -206,6 +212,19 @@ def check_trees_hypothesis_thinks_of() -> None:
         compare_trees(Case("hypothesis", values[None], ids, budget, budget + 1 + spare), CPU)
 
     equal()
+
+
+def check_scores_round_in_the_order_of_the_reference() -> None:
+    """Trees that differ when a sibling's score is s + (b - a) and not s - a + b."""
+    for row, depth in (
+        ([-8.928959116938176e-20, -1.0232140112975685e-07, -0.6189117431640625, -8.481025695800781], 3),
+        ([-1.677451255156781e-12, -3.1284673202708335e-12, -0.37181252241134644], 2),
+        ([-1.8764639364912683e-13, -0.0018583338242024183, -0.11813069134950638], 3),
+    ):
+        values = torch.tensor(row).expand(1, depth, len(row)).contiguous()
+        ids = torch.arange(values.numel()).view(values.shape)
+        for budget in (8, 15, 24):
+            compare_trees(Case(str(row), values, ids, budget, budget + 1), CPU)
 
 
 def check_most_trees_are_listed_and_the_rest_popped() -> None:
@@ -263,6 +282,9 @@ def check_walk_reads_what_it_visits() -> None:
     for case in tree_cases([(3, 5, 4, 14, 17)], seed=6):
         if case.name.startswith(("gaussian", "holes", "certain")):
             compare_walk(compare_trees(case, CPU), 8, CPU, 90, g)
+    for case in tree_cases([(1, 3, 3, 6, 7)], seed=7):
+        if case.name.startswith("bf16"):
+            compare_walk(compare_trees(case, CPU), 3, CPU, ddtree_kernels_walk.BLOCK + 500, g)
 
 
 def check_self_check_is_silent_and_names_a_broken_kernel() -> None:
