@@ -59,7 +59,12 @@ class Server:
 
         more: further fields of the body; `sampling` changes the greedy parameters.
         """
-        sampling = {"temperature": 0, "max_new_tokens": tokens, "ignore_eos": True, **more.pop("sampling", {})}
+        sampling = {
+            "temperature": 0,
+            "max_new_tokens": tokens,
+            "ignore_eos": True,
+            **more.pop("sampling", {}),
+        }
         with self.post("/generate", {"input_ids": prompt, "sampling_params": sampling, **more}) as reply:
             return json.load(reply)
 
