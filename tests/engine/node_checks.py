@@ -1,8 +1,9 @@
 """Judges what node_overlay.py wrote down by Hugging Face's own float32 forward; runs under .venv-engine's python.
 
 `node_checks.py MODEL DIRECTORY…` prints one JSON object a directory: of every node of every tree, the largest
-difference between its logits and those of its root path run as a chain; and how many generated tokens are not
-the forward's best.
+difference between its logits and those of its root path run as a chain; how many generated tokens are not the
+forward's best; and, of the trees that its subdirectory `fresh` drafted from a prefill of the same text, how many
+are the same tree.
 """
 
 from __future__ import annotations
@@ -60,16 +61,30 @@ def wrong_tokens(model: Any, text: list[int], prompt: int) -> int:
     return int((beaten > NEAR_TIE).sum())
 
 
+def same_trees(trees: list[dict[str, Any]], fresh: list[dict[str, Any]]) -> tuple[int, int]:
+    """Texts that both have a tree of, and how many of these trees are equal."""
+    known = {tuple(tree["text"]): tree for tree in trees}
+    both = [(known[key], tree) for tree in fresh if (key := tuple(tree["text"])) in known]
+    return len(both), sum(
+        torch.equal(a["token"], b["token"]) and torch.equal(a["parent"], b["parent"]) for a, b in both
+    )
+
+
 def judge(model: Any, directory: Path) -> dict[str, Any]:
     steps = [torch.load(path) for path in sorted(directory.glob("*.pt"))]
     trees = [tree for step in steps for tree in step]
     last = {(tree["prompt"], *tree["text"][: tree["prompt"]]): tree for tree in trees}
+    redrafted, same = same_trees(
+        trees, [tree for path in sorted(directory.glob("fresh/*.pt")) for tree in torch.load(path)]
+    )
     differences = [worst_node(model, tree) for tree in trees]
     return {
         "trees": len(trees),
         "in_batches": sum(len(step) for step in steps if len(step) > 1),
         "nodes": sum(len(tree["token"]) for tree in trees),
         "branching": sum(len(paths_of(tree["parent"].tolist())) > 1 for tree in trees),
+        "redrafted": redrafted,
+        "same_trees": same,
         "worst": max(differences),
         "broken_trees": sum(d > 1e-2 for d in differences),
         "tokens": sum(len(tree["text"]) - tree["prompt"] for tree in last.values()),

@@ -72,7 +72,10 @@ def _verify_or_break(self: Any, *, batch: Any, logits_output: Any, page_size: in
             for b, req in enumerate(batch.reqs)
         ]
         torch.save(requests, Path(_told("record")) / f"{next(_numbers):06}.pt")
-    return _verify(self, batch=batch, logits_output=logits_output, page_size=page_size)
+    *first, hidden, accepted = _verify(self, batch=batch, logits_output=logits_output, page_size=page_size)
+    if _told("fault") == "hidden":
+        hidden = hidden[:1].expand_as(hidden)
+    return (*first, hidden, accepted)
 
 
 DDTreeVerifyInput.prepare_for_verify = _prepare_or_break

@@ -34,12 +34,12 @@ PLAIN = [Ask(prompt, TOKENS) for prompt in prompts()]
 
 @dataclass
 class Seen:
-    """What one server answered. more: to the asks made of the target's answers."""
+    """What one server answered. more: to the asks made of the target's answers; steps: of each plain ask."""
 
     plain: list[Answer]
     batch: list[Answer]
     more: dict[str, list[Answer]] = field(default_factory=dict)
-    boundaries: list[list[int]] = field(default_factory=list)
+    steps: list[list[int]] = field(default_factory=list)
     state: dict[str, Any] = field(default_factory=dict)
     log: str = ""
 
@@ -102,7 +102,7 @@ def observe(start: Callable[[], Any], reference: Future[Seen] | None) -> Seen:
         for name, asks in MORE.items():
             seen.more[name] = together(server, asks(basis), target=reference is None)
         if reference is not None:
-            seen.boundaries = [steps(server, ask) for ask in PLAIN]
+            seen.steps = [steps(server, ask) for ask in PLAIN]
             seen.state, seen.log = server.state(), server.log
         return seen
 
@@ -122,8 +122,8 @@ def runs(
     ]
     flags = {
         "radix": ddtree(models, BUDGET, TOPK),
-        "no radix": ddtree(models, BUDGET, TOPK, "--disable-radix-cache"),
-        "tp 2": ddtree(models, BUDGET, TOPK, "--tp", "2"),
+        "no_radix": ddtree(models, BUDGET, TOPK, "--disable-radix-cache"),
+        "tp_2": ddtree(models, BUDGET, TOPK, "--tp", "2"),
         "dflash": dflash,
         "chain": ddtree(models, DEPTH, 1),
     }
@@ -141,7 +141,7 @@ def target(runs: dict[str, Future[Seen]]) -> Seen:
     return runs["target"].result()
 
 
-@pytest.mark.parametrize("name", ["radix", "no radix", "tp 2"])
+@pytest.mark.parametrize("name", ["radix", "no_radix", "tp_2"])
 def test_greedy_tokens_are_the_targets(name: str, runs: dict[str, Future[Seen]], target: Seen) -> None:
     """Alone, in a batch of 8, behind a cached prefix, ended by a token, by a string, by a length."""
     seen = runs[name].result()
@@ -150,7 +150,7 @@ def test_greedy_tokens_are_the_targets(name: str, runs: dict[str, Future[Seen]],
     for kind in MORE:
         assert_same(seen.more[kind], target.more[kind], f"{name}, {kind}")
     cached = sum(a.meta["cached_tokens"] for a in seen.more["follow_ups"])
-    assert (cached == 0) == (name == "no radix")
+    assert (cached == 0) == (name == "no_radix")
 
 
 def test_the_target_answers_by_context(target: Seen) -> None:
@@ -176,9 +176,9 @@ def test_paths_branch_and_ends_lie_inside_them(runs: dict[str, Future[Seen]], ta
         for seen in (tree, chain)
     ]
     assert mean[0] > 1.3 * mean[1]
-    inside = [j for i, j, _ in firsts(target.plain) if j + 1 not in tree.boundaries[i]]
+    inside = [j for i, j, _ in firsts(target.plain) if j + 1 not in tree.steps[i]]
     assert len(inside) >= 3, "no stop inside a path"
-    cut = [n for i in CUT for n in range(1, 2 * (DEPTH + 1)) if n not in tree.boundaries[i]]
+    cut = [n for i in CUT for n in range(1, 2 * (DEPTH + 1)) if n not in tree.steps[i]]
     assert len(cut) >= 3, "no length inside a path"
 
 
@@ -216,5 +216,5 @@ def test_a_server_names_the_mode_it_runs(runs: dict[str, Future[Seen]]) -> None:
     for rank in range(2):
         assert (
             f"budget={BUDGET}, topk_cap={TOPK}, shadow_every=8, block_size=4, tp_rank={rank}"
-            in runs["tp 2"].result().log
+            in runs["tp_2"].result().log
         )

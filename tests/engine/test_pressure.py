@@ -60,6 +60,7 @@ def abort(server: Server, body: dict[str, Any], name: str) -> Answer | None:
             last = json.loads(line[6:])
             if i == 0:
                 server.post("/abort_request", {"rid": name}).close()
+    assert last["meta_info"]["finish_reason"], f"the stream of {name} broke off"
     return None if last["meta_info"]["finish_reason"]["type"] == "abort" else answer(last)
 
 
