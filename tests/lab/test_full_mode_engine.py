@@ -72,7 +72,7 @@ def test_shadow_then_full_gains_what_the_sum_says(engine_host: Any, tmp_path: Pa
     assert trees["trees"] > 0
     assert trees["shadow_errors"] == 0
     # What the mode's data file says that clients lose, they lose with a sentence.
-    for lost in ({"return_logprob": True}, {"sampling": {"repetition_penalty": 2.0}}):
+    for lost in ({"return_logprob": True}, {"sampling": {"regex": "a+"}}):
         status, answer = ask(rig, **lost)
         assert (status, "does not support" in json.dumps(answer)) == (400, True), answer
     assert accept_length(rig) == TREE
