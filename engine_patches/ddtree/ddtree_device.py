@@ -68,17 +68,15 @@ def warm_up(
     columns = torch.zeros(depth, int(head.shape[0]), dtype=head.dtype, device=device)
     values, ids, partition = top_k_lse(columns, 0, ranks)
     log_probs = (values - partition[:, None]).view(1, depth, ranks)
-    size = 1
-    while True:
+    # rows that overlap: the walk is compiled by how the stride divides, and a real batch of logits takes gigabytes
+    stride = 16 if vocabulary % 16 == 0 else 17
+    for size in [*(1 << i for i in range((requests - 1).bit_length())), requests]:
         shape = (size, depth, ranks)
         zeros = torch.zeros(size, dtype=torch.int64, device=device)
         candidates = (log_probs.expand(shape), ids.view(1, depth, ranks).expand(shape))
         trees = build_trees(*candidates, zeros, zeros, budget, rows, size * rows * rows)
-        if size == 1:
-            walk_greedy(torch.zeros(rows, vocabulary, device=device), trees, depth)
-        if size >= requests:
-            return
-        size = min(2 * size, requests)
+        logits = torch.zeros(vocabulary + stride * size * rows, device=device)
+        walk_greedy(logits.as_strided((size * rows, vocabulary), (stride, 1)), trees, depth)
 
 
 class TreeTimer:
