@@ -101,15 +101,25 @@ def _check_full(args: Any) -> None:
             "Full DDTREE supports neither --enable-deterministic-inference nor --rl-on-policy-target: "
             "their kernel reads the whole mask."
         )
-    for name, is_set in {
-        "disaggregation_mode": args.disaggregation_mode not in (None, "null"),
-        "enable_two_batch_overlap": args.enable_two_batch_overlap,
-        "enable_hierarchical_cache": args.enable_hierarchical_cache,
-    }.items():
+    for name, is_set, reason in (
+        (
+            "disaggregation_mode",
+            args.disaggregation_mode not in (None, "null"),
+            "the decode side would start without the draft's state",
+        ),
+        (
+            "enable_two_batch_overlap",
+            args.enable_two_batch_overlap,
+            "a tree's mask cannot be split over two half batches",
+        ),
+        (
+            "enable_hierarchical_cache",
+            args.enable_hierarchical_cache,
+            "the draft's cache would not come back with the target's",
+        ),
+    ):
         if is_set:
-            raise ValueError(
-                f"Full DDTREE does not support {option(name)}: the draft's cache would not follow."
-            )
+            raise ValueError(f"Full DDTREE does not support {option(name)}: {reason}.")
     windows = _layer_types(args.get_model_config().hf_text_config).count("sliding_attention")
     if windows or args.get_model_config().is_hybrid_swa:
         raise ValueError(

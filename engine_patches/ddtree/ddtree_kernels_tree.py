@@ -1,4 +1,4 @@
-"""Triton: the exact draft tree of every request of a batch, with what verify reads, in at most two launches.
+"""Triton: the exact draft tree of every request of a batch, with what verify reads, in two or three launches.
 
 Most requests are done by ddtree_kernels_list. `_pop_kernel` does what that leaves: it is the reference's heap
 (ddtree_utils.build_tree), one program a request. The frontier lies in registers. Scores are float64 in the
@@ -15,13 +15,13 @@ import torch
 import triton
 import triton.language as tl
 
+from .ddtree_args import MAX_BLOCK, MAX_BUDGET
 from .ddtree_kernels_list import DEPTH_BITS, MOST_DEEP, list_kernel
 from .ddtree_kernels_mask import clear_tail, list_mask_kernel, mark_ancestors, mask_tail
 from .ddtree_utils import TreeBatch
 
-MAX_BUDGET = 1024
 MAX_RANKS = 2048
-MAX_DEPTH = 64
+MAX_DEPTH = MAX_BLOCK - 1
 COLUMNS = ("token", "parent", "depth", "rank", "position", "next_token", "next_sibling")
 # up to this budget the mask is written with the tree
 SMALL = 128

@@ -27,8 +27,9 @@ class Penalties:
         self._frequency, self._presence = column("frequency_penalty"), column("presence_penalty")
         self._repetition, self._shortest = column("repetition_penalty"), column("min_new_tokens")
         self._length = torch.tensor([[float(len(req.output_ids))] for req in reqs], device=device)
+        # a request of the batch that asks for nothing has nothing to count
         self._counts = torch.zeros(len(reqs), vocabulary, device=device)
-        where = [(row, token) for row, req in enumerate(reqs) for token in req.output_ids]
+        where = [(row, token) for row, req in enumerate(reqs) if penalised(req) for token in req.output_ids]
         if where:
             rows, tokens = torch.tensor(where, dtype=torch.int64, device=device).T
             ones = torch.ones(len(where), device=device)

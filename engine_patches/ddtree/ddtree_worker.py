@@ -43,9 +43,11 @@ class DDTreeWorker(DFlashWorker):
         draft_shaped.speculative_algorithm = "DFLASH"
         if not self.shadow:
             draft_shaped.speculative_num_draft_tokens = server_args.speculative_dflash_block_size
+        if not self.shadow:
+            # before the draft is loaded for nothing
+            check_loaded_target(kwargs["target_worker"].model_runner)
         super().__init__(server_args=draft_shaped, **kwargs)
         if not self.shadow:
-            check_loaded_target(self.model_runner)
             # DFLASH would say that it falls back to greedy where its kernel is missing: trees are sampled without it
             self._warned_sampling_fallback = True
         # verify's width; in shadow mode what full mode's would be

@@ -165,3 +165,25 @@ def make_overlay(root: Path, source: Path, files: dict[str, bytes]) -> Path:
     for path, content in files.items():
         (root / "sglang" / path).write_bytes(content)
     return root
+
+
+def with_config(source: Path, copy: Path, **changed: object) -> Path:
+    """A copy of a model directory with other values in its config.json."""
+    shutil.copytree(source, copy)
+    config = json.loads((copy / "config.json").read_text())
+    (copy / "config.json").write_text(json.dumps(config | changed))
+    return copy
+
+
+def parsed(overlay: Path, lines: dict[str, list[str]]) -> dict[str, Any]:
+    """What the engine makes of each command line, by name (args_probe.py); all are parsed in one process."""
+    done = subprocess.run(
+        [PYTHON, Path(__file__).with_name("args_probe.py")],
+        input=json.dumps(list(lines.values())),
+        env=environment(overlay),
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    printed = [line for line in done.stdout.splitlines() if line.startswith("{")]
+    return dict(zip(lines, map(json.loads, printed), strict=True))

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-import shutil
-import subprocess
 import urllib.error
 import urllib.request
 from pathlib import Path
 from typing import Any
 
 import pytest
-from real_engine import FLAGS, PYTHON, Server, environment, serving
+from real_engine import FLAGS, Server, parsed, serving, with_config
 
 pytestmark = [pytest.mark.tier("dense"), pytest.mark.engine]
 
@@ -22,14 +20,6 @@ def full(models: Path, pair: str = "cyc", *more: str) -> list[str]:
         *("--speculative-algorithm", "DDTREE", *draft),
         *("--speculative-ddtree-budget", "6", "--speculative-ddtree-topk-cap", "3", *more),
     ]
-
-
-def with_config(source: Path, copy: Path, **changed: object) -> Path:
-    """A copy of a model directory with other values in its config.json."""
-    shutil.copytree(source, copy)
-    config = json.loads((copy / "config.json").read_text())
-    (copy / "config.json").write_text(json.dumps(config | changed))
-    return copy
 
 
 @pytest.fixture(scope="module")
@@ -95,16 +85,7 @@ def fates(models: Path, overlay: Path, tmp_path_factory: pytest.TempPathFactory)
             *("--speculative-dflash-draft-window-size", "64"),
         ],
     }
-    done = subprocess.run(
-        [PYTHON, Path(__file__).with_name("args_probe.py")],
-        input=json.dumps(list(lines.values())),
-        env=environment(overlay),
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    printed = [line for line in done.stdout.splitlines() if line.startswith("{")]
-    return dict(zip(lines, map(json.loads, printed), strict=True))
+    return parsed(overlay, lines)
 
 
 def test_the_target_verifies_the_tree_and_the_draft_keeps_its_block(fates: dict[str, Any]) -> None:

@@ -25,9 +25,9 @@ def install() -> None:
     build, walk = ddtree_device.build, ddtree_device.walk_greedily
     name = os.environ.get("DDTREE_BENCH_MUTANT", "")
     if name in mutants.BUILD:
-        build = broken_build(build, name)
+        build = broken(build, name, lambda trees, *_: mutants.BUILD[name](trees))
     elif name in mutants.WALK:
-        walk = broken_walk(walk, name)
+        walk = broken(walk, name, lambda walked, _, trees, __: mutants.WALK[name](walked, trees.rows))
     elif name:
         raise ValueError(f"there is no mutant {name}")
     if probe := os.environ.get("DDTREE_BENCH_PROBE"):
@@ -42,34 +42,18 @@ def install() -> None:
     ddtree_device.build, ddtree_device.walk_greedily = build, walk
 
 
-def broken_build(build: Any, name: str) -> Any:
-    """The build with one thing wrong in every tree batch."""
+def broken(step: Any, name: str, spoil: Any) -> Any:
+    """The step with one thing wrong in every batch. spoil: called with what the step gave and what it was given."""
     announced = False
 
-    def wrapped(*args: Any, **kwargs: Any) -> Any:
+    def wrapped(*args: Any) -> Any:
         nonlocal announced
-        trees = build(*args, **kwargs)
-        mutants.BUILD[name](trees)
+        done = step(*args)
+        spoil(done, *args)
         if not announced:
             print(f"DDTREE broken on purpose: {name}", flush=True)
         announced = True
-        return trees
-
-    return wrapped
-
-
-def broken_walk(walk: Any, name: str) -> Any:
-    """The walk with one thing wrong in every batch."""
-    announced = False
-
-    def wrapped(logits: Any, trees: Any, depth: int) -> Any:
-        nonlocal announced
-        walked = walk(logits, trees, depth)
-        mutants.WALK[name](walked, trees.rows)
-        if not announced:
-            print(f"DDTREE broken on purpose: {name}", flush=True)
-        announced = True
-        return walked
+        return done
 
     return wrapped
 
