@@ -158,6 +158,20 @@ def test_the_proof_is_the_hosts_own_and_outlives_the_release(rig: Rig, sources: 
         rig.host.check(["mv", history + ".away", history])
 
 
+def test_a_lost_history_is_proven_again_by_the_shadow_that_the_refusal_names(rig: Rig, sources: str) -> None:
+    """A running shadow is not "nothing to do" while the host has no record of its proof."""
+    rig.configure(series=sources)
+    assert rig.cli("deploy", "--mode", "shadow").rc == 0
+    rig.host.check(["sh", "-c", f"printf '{{torn' > /var/lib/ddtree/{UNIT}/history.jsonl"])
+    refused(rig, "deploy", "the host's history has no confirmed shadow")
+    assert rig.cli("deploy", "--mode", "shadow").rc == 0
+    again = rig.cli("deploy", "--mode", "shadow")
+    assert (again.rc, "nothing to do" in again.err) == (0, True), again.err
+    run = rig.cli("deploy", "--mode", "full")
+    assert run.rc == 0, run.err
+    assert told(rig) == ("full", False)
+
+
 def test_a_shadow_with_another_budget_counts_and_plan_says_so(rig: Rig, sources: str) -> None:
     rig.configure(series=sources, budget=6)
     assert rig.cli("deploy", "--mode", "shadow").rc == 0

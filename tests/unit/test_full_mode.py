@@ -211,3 +211,40 @@ def test_a_plan_prints_each_loss() -> None:
     )  # fmt: skip
     assert "  clients lose: grammar: HTTP 400" in describe(plan).splitlines()
     assert plan.to_json()["loses"] == [{"feature": "grammar", "says": "HTTP 400"}]
+
+
+RULE = {"flag": "--x", "reason": "why"}
+WRONG = [
+    ("proven_by", [None, "", 5, ["shadow"], {"a": 1}, "dflash"]),
+    ("refuse", ["", None, 5, {"when": "always", "reason": ""}, {"when": [], "reason": "x"}]),
+    ("loses", [0, False, "", {}, 5, [{"feature": ["grammar"], "says": "x"}]]),
+    ("patched", ["x", [5], None]),
+    ("requires", ["draft", 5, [5]]),
+    ("set", ["x", 5, ["--a"], {5: "x"}]),
+    ("state", ["x", [1], True]),
+    ("add", [5, True, [5], [{"flag": 5, "reason": "x"}], [{**RULE, "when": ["always"]}]]),
+    ("drop", [5, True, "x"]),
+    ("forbid", [5, True, [{**RULE, "allow": "triton"}], [{**RULE, "allow": 5}], [{**RULE, "unless": 5}]]),
+]
+
+
+@pytest.mark.parametrize(("key", "value"), [(key, value) for key, values in WRONG for value in values])
+def test_a_wrong_type_in_a_modes_file_is_named_and_never_weakens_a_gate(key: str, value: Any) -> None:
+    modes = {"dflash": {"patched": False}, "shadow": {"patched": True}, "a": {"patched": True, key: value}}
+    with pytest.raises(UsageProblem, match=f"m.yaml: modes.a.*{key}"):
+        read_modes({"modes": modes}, "m.yaml")
+
+
+@pytest.mark.parametrize("key", ["drop", "keep", "forbid"])
+@pytest.mark.parametrize("value", [5, True, "x", {"a": 1}])
+def test_a_wrong_type_at_the_top_is_named(key: str, value: Any) -> None:
+    with pytest.raises(UsageProblem, match=f"m.yaml.*{key}"):
+        read_modes({key: value, "modes": {}}, "m.yaml")
+
+
+def test_two_modes_that_need_each_others_proof_are_refused() -> None:
+    modes = {"a": {"patched": True, "proven_by": "b"}, "b": {"patched": True, "proven_by": "a"}}
+    with pytest.raises(
+        UsageProblem, match="proven_by: no other mode is named a, or it needs this one's proof"
+    ):
+        read_modes({"modes": modes}, "m.yaml")

@@ -15,7 +15,7 @@ from ddtree_agent.journal import Txn
 from ddtree_agent.layout import Layout, append_history, write_json
 from ddtree_agent.wire import AgentError
 from ddtree_ops.core.errors import PreconditionFailed
-from ddtree_ops.core.proof import Proof, describe, proven, read_proofs
+from ddtree_ops.core.proof import Proof, describe, proven, read_proofs, recorded
 
 pytestmark = pytest.mark.tier("dense")
 SAME, OTHER = "5a" * 8, "07" * 8
@@ -180,3 +180,61 @@ def test_the_history_keeps_the_source_digest(layout: Layout) -> None:
     gone = Txn.create(layout, {**intent, "txn": "2-a", "kind": "undo", "release": "baseline"})
     outcome._record(gone, {"outcome": "confirmed", "serving": "baseline"})
     assert json.loads(Path(layout.history).read_text().splitlines()[1])["source_digest"] is None
+
+
+JUNK = [
+    b"5",
+    b"[1]",
+    b"null",
+    b'"x"',
+    b"\xff\xfe",
+    b"[" * 3000,
+    b'{"torn',
+    *(
+        json.dumps({"at": 1.0, **entry(), **wrong}).encode()
+        for wrong in (
+            {"at": "soon"},
+            {"at": None},
+            {"at": 1e30},
+            {"at": float("nan")},
+            {"who": None},
+            {"kind": 5},
+            {"outcome": ["confirmed"]},
+            {"downtime_s": "abc"},
+            {"failure": "x"},
+        )
+    ),
+]
+
+
+@pytest.mark.parametrize("junk", JUNK, ids=range(len(JUNK)))
+def test_a_line_that_is_no_entry_is_skipped_and_swallows_none(layout: Layout, junk: bytes) -> None:
+    append_history(layout, entry())
+    with open(layout.history, "ab") as file:
+        file.write(junk)  # no newline, as a power cut leaves it
+    append_history(layout, entry(mode="full"))
+    assert pairs(layout) == [("shadow", SAME), ("full", SAME)]
+    assert [found["mode"] for found in status.history(layout, 20)] == ["shadow", "full"]
+
+
+def test_a_history_that_cannot_be_read_is_a_sentence(layout: Layout) -> None:
+    os.makedirs(layout.history)
+    with pytest.raises(AgentError, match="cannot be read"):
+        status.proven(layout)
+
+
+def test_an_outcome_whose_line_was_lost_gets_it_at_the_next_try_and_once(layout: Layout) -> None:
+    release(layout)
+    keys = {"kind": "deploy", "release": RELEASE, "mode": "shadow", "from": "baseline", "who": "w"}
+    txn = Txn.create(layout, {"txn": "1-a", **keys})
+    outcome._record(txn, {"outcome": "confirmed", "serving": RELEASE})
+    os.unlink(layout.history)  # the first try ended between its two writes
+    outcome._record(txn, {"outcome": "confirmed", "serving": RELEASE})
+    outcome._record(txn, {"outcome": "confirmed", "serving": RELEASE})
+    assert len(status.history(layout, 20)) == 1
+    assert pairs(layout) == [("shadow", SAME)]
+
+
+def test_a_record_is_asked_by_mode_and_sources() -> None:
+    assert recorded([proof(source=OTHER), proof()], "shadow", SAME)
+    assert not recorded([proof(source=OTHER), proof("full")], "shadow", SAME)

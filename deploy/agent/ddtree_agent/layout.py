@@ -10,7 +10,7 @@ import shutil
 import tempfile
 import time
 from contextlib import contextmanager
-from typing import Any, Dict, Iterator, Optional
+from typing import Any, Dict, Iterator, List, Optional
 
 from .wire import AgentError
 
@@ -144,11 +144,48 @@ def append_history(layout: Layout, entry: Dict[str, Any]) -> None:
     """One line more in the host's history, on disk before we go on."""
     os.makedirs(layout.state, exist_ok=True)
     line = json.dumps({"schema_version": 1, "at": time.time(), **entry}, sort_keys=True) + "\n"
-    fd = os.open(layout.history, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    with os.fdopen(fd, "ab") as file:
-        file.write(line.encode())
+    fd = os.open(layout.history, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    with os.fdopen(fd, "a+b") as file:
+        size = os.fstat(fd).st_size
+        # a line that a power cut tore would swallow this one
+        torn = size > 0 and os.pread(fd, 1, size - 1) != b"\n"
+        file.write((b"\n" if torn else b"") + line.encode())
         file.flush()
         os.fsync(file.fileno())
+
+
+def read_history(layout: Layout) -> List[Dict[str, Any]]:
+    """All entries, oldest first; a line that is no entry of ours (torn, edited, junk) is skipped.
+
+    Raises AgentError where the file is there and cannot be read.
+    """
+    try:
+        with open(layout.history, "rb") as file:
+            lines = file.read().splitlines()
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise AgentError("precondition", f"{layout.history} cannot be read: {error.strerror}") from None
+    return [entry for entry in map(_entry, lines) if entry is not None]
+
+
+def _entry(line: bytes) -> Optional[Dict[str, Any]]:
+    try:
+        entry = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(entry, dict):
+        return None
+    texts = all(isinstance(entry.get(key), str) for key in ("kind", "who", "outcome"))
+    # seconds since 1970 that a calendar has; NaN compares false
+    dated = _number(entry.get("at")) and 0 <= entry["at"] < 1e11
+    measured = entry.get("downtime_s") is None or _number(entry["downtime_s"])
+    failed = entry.get("failure") is None or isinstance(entry["failure"], dict)
+    return entry if texts and dated and measured and failed else None
+
+
+def _number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 @contextmanager

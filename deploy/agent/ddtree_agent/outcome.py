@@ -8,7 +8,7 @@ from . import guard, service, store
 from .core.signatures import clean
 from .core.txn import TOUCHED
 from .journal import Txn
-from .layout import BASELINE, Layout, append_history, read_json, write_json
+from .layout import BASELINE, Layout, append_history, read_history, read_json, write_json
 from .watching import Watching
 from .wire import AgentError
 
@@ -140,8 +140,8 @@ def rolled_back(txn: Txn, failure: Failure, **measured: Any) -> None:
     }
     try:
         _record(txn, fields)
-    except OSError as error:
-        txn.say({"ev": "note", "text": f"the history could not be written: {error.strerror}"})
+    except (OSError, AgentError) as error:
+        txn.say({"ev": "note", "text": f"the history could not be written: {error}"})
     txn.to("ROLLED_BACK")
     guard.disarm(txn)
     try:
@@ -258,13 +258,15 @@ def _kept_text(layout: Layout, release: str) -> Optional[str]:
 
 
 def _record(txn: Txn, fields: Dict[str, Any]) -> None:
-    if outcome(txn) is not None:
-        return
-    intent = txn.intent
-    asked = {key: intent.get(key) for key in ("txn", "kind", "release", "mode", "from", "who", "why")}
-    whole = {**asked, "source_digest": _sources(txn), **measures(txn), **fields}
-    write_json(os.path.join(txn.dir, "outcome.json"), whole, mode=0o600)
-    append_history(txn.layout, whole)
+    whole = outcome(txn)
+    if whole is None:
+        intent = txn.intent
+        asked = {key: intent.get(key) for key in ("txn", "kind", "release", "mode", "from", "who", "why")}
+        whole = {**asked, "source_digest": _sources(txn), **measures(txn), **fields}
+        write_json(os.path.join(txn.dir, "outcome.json"), whole, mode=0o600)
+    # a first try may have ended between the two writes, and the history is what proves
+    if not any(entry.get("txn") == txn.id for entry in read_history(txn.layout)):
+        append_history(txn.layout, whole)
 
 
 def _sources(txn: Txn) -> Optional[str]:

@@ -1,12 +1,11 @@
 """What runs here, by the host's own evidence, and what has run."""
 
-import json
 import os
 from typing import Any, Dict, List, Tuple
 
 from . import service, store
 from .journal import open_txn
-from .layout import Layout, holder
+from .layout import Layout, holder, read_history
 from .outcome import confirmed
 from .systemd import run, show
 from .wire import AgentError
@@ -86,18 +85,8 @@ def _release_drift(layout: Layout, release: str) -> List[str]:
 
 
 def history(layout: Layout, limit: int) -> List[Dict[str, Any]]:
-    """The last `limit` entries (0: all), oldest first. A torn last line (power cut) is skipped."""
-    entries = []
-    try:
-        with open(layout.history, encoding="utf-8") as file:
-            for line in file:
-                try:
-                    entries.append(json.loads(line))
-                except ValueError:
-                    continue
-    except FileNotFoundError:
-        pass
-    return entries[-limit:]
+    """The last `limit` entries, oldest first."""
+    return read_history(layout)[-limit:]
 
 
 def proven(layout: Layout) -> List[Dict[str, Any]]:
@@ -105,7 +94,7 @@ def proven(layout: Layout) -> List[Dict[str, Any]]:
     and argv (empty where the release is no longer here) of the last time for each mode and sources, oldest first."""
     found: Dict[Tuple[str, str], Dict[str, Any]] = {}
     manifests = dict(store.releases(layout))
-    for entry in history(layout, 0):
+    for entry in read_history(layout):
         if entry.get("outcome") != "confirmed" or entry.get("kind") != "deploy":
             continue
         manifest = manifests.get(str(entry.get("release")), {})

@@ -17,7 +17,7 @@ from ddtree_ops.core.errors import OpsError, PreconditionFailed, UsageProblem
 from ddtree_ops.core.finding import Level
 from ddtree_ops.core.modes import BASELINE
 from ddtree_ops.core.plan import Plan, Preconditions, estimate_downtime
-from ddtree_ops.core.proof import describe, proven, read_proofs
+from ddtree_ops.core.proof import Proof, describe, proven, read_proofs, recorded
 from ddtree_ops.core.steps import deploy_steps
 from ddtree_ops.core.wanted import Wanted
 from ddtree_ops.engine import snapshot
@@ -81,10 +81,13 @@ def prepare(
     patched = _patched(series, mode, tree)
     release = _release(engine, tree, patched, mode, rendered, rendered.dropin)
     past = client.call("history", {"limit": 20})
-    proof = _proof(host, facts, series, mode, release, past["proven"])
+    proofs = read_proofs(past["proven"])
+    proof = _proof(host, facts, series, mode, release, proofs)
+    # a rollout that others need for their proof is done only once the host's history has it
+    known = not series.modes.proves(mode) or recorded(proofs, mode, release.source_digest)
     return Prepared(
         host=host,
-        plan=_plan(host, facts, mode, rendered, release, seen, past["history"], proof),
+        plan=_plan(host, facts, mode, rendered, release, seen, past["history"], proof, known),
         release=release,
         endpoint=where,
         expect_state=rendered.state,
@@ -191,7 +194,7 @@ def _release(
 
 
 def _proof(
-    host: HostConfig, facts: Facts, series: Series, mode: str, release: Release, past: list[dict[str, Any]]
+    host: HostConfig, facts: Facts, series: Series, mode: str, release: Release, past: list[Proof]
 ) -> list[str]:
     """Sentences on what proves the release on this host, none where its mode needs no proof.
 
@@ -200,7 +203,7 @@ def _proof(
     by = series.modes.get(mode).proven_by
     if by is None:
         return []
-    proof = proven(read_proofs(past), by, release.source_digest, mode, host.name)
+    proof = proven(past, by, release.source_digest, mode, host.name)
     try:
         now = render(host, facts, by, series.modes).argv
     except OpsError:
@@ -217,6 +220,7 @@ def _plan(
     seen: dict[str, Any],
     past: list[dict[str, Any]],
     proof: list[str],
+    known: bool,
 ) -> Plan:
     confirmed = (seen["state"].get("confirmed") or {}).get("release", BASELINE)
     service = seen["service"]
@@ -245,5 +249,6 @@ def _plan(
         done=confirmed == release.digest
         and service["active_state"] == "active"
         and not seen["state"].get("open")
-        and not seen["state"].get("drift"),
+        and not seen["state"].get("drift")
+        and known,
     )

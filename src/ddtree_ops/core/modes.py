@@ -120,6 +120,10 @@ class Modes:
     modes: Mapping[str, Mode]
     keep: tuple[str, ...] = ()
 
+    def proves(self, name: str) -> bool:
+        """Whether another mode needs this one's proof."""
+        return any(mode.proven_by == name for mode in self.modes.values())
+
     def drops(self, flag: str) -> bool:
         """Whether every mode drops this flag."""
         return flag not in self.keep and any(fnmatch.fnmatchcase(flag, pattern) for pattern in self.drop)

@@ -52,6 +52,11 @@ def proven(proofs: Sequence[Proof], by: str, source_digest: str, mode: str, host
     )
 
 
+def recorded(proofs: Sequence[Proof], mode: str, source_digest: str) -> bool:
+    """Whether the host's history has a confirmed rollout of this mode with these sources."""
+    return any((proof.mode, proof.source_digest) == (mode, source_digest) for proof in proofs)
+
+
 def _others(same: Sequence[Proof], by: str) -> str:
     if not same:
         return f"the host's history has no confirmed {by}"
