@@ -100,4 +100,6 @@ def command(case: Case, device: str, model: str, draft: str, port: int) -> list[
     """Arguments of sglang.launch_server; of two equal options the last wins, so a case's own come last."""
     device_flags = CUDA if device == "cuda" else CPU
     own = [flag.replace("{draft}", draft) for flag in case.flags]
-    return ["--model-path", model, "--port", str(port), *COMMON, *device_flags, *own]
+    # the engine's own choice of a port for its ranks may meet another server's
+    ports = ["--port", str(port), "--nccl-port", str(port + 20)]
+    return ["--model-path", model, *ports, *COMMON, *device_flags, *own]

@@ -131,25 +131,30 @@ def _list(
     code of rank r, 2 * floor(log2(r + 1)) + 1 bits in the ranks' order (unary length, then offset), then fits.
     widths: int32 [16] to work with.
     """
-    if RANKS > SPAN:  # how many ranks of a level can fit at all
+    if RANKS > SPAN:  # how many ranks of a level fit behind the best chain, so behind any prefix
         levels, every = tl.arange(0, 16), tl.arange(0, K)
         inside = (levels < DEPTH)[:, None] & (every < RANKS)[None, :]
         x = tl.load(log_probs + levels[:, None] * RANKS + every[None, :], mask=inside, other=float("-inf"))
-        tl.store(widths + levels, tl.sum((_cost(x, scale, MOST).to(tl.int32) <= bound).to(tl.int32), 1))
+        best = tl.load(log_probs + levels * RANKS, mask=levels < DEPTH, other=0.0)
+        best = _cost(best, scale, MOST).to(tl.int32)
+        left = bound - (tl.cumsum(best, 0) - best)  # 15 costs of at most 2**27 are under 2**31
+        fits = _cost(x, scale, MOST).to(tl.int32) <= left[:, None]
+        tl.store(widths + levels, tl.sum(fits.to(tl.int32), 1))
         tl.debug_barrier()
     start, stop, level = 0, 1, 0
     while (level < DEPTH) & (start < stop) & (stop <= CAPACITY):
         end = stop
         line = log_probs + level * RANKS
-        ranks = RANKS
-        if RANKS > SPAN:
-            ranks = tl.load(widths + level)
         for first in range(start, end, PARENTS):
             parent = first + tl.arange(0, PARENTS)
             live = parent < end
             cost = tl.load(costs + parent, mask=live, other=MOST)
             room = tl.load(rooms + parent, mask=live, other=0)
             code = tl.load(codes + parent, mask=live, other=0)
+            ranks = RANKS
+            if RANKS > SPAN:
+                least = tl.min(tl.where(live, room >> 16, 2147483647), 0)
+                ranks = tl.minimum(tl.load(widths + level), budget // least)
             count = tl.zeros([PARENTS], tl.int32)
             for low in range(0, ranks, SPAN):
                 rank = low + tl.arange(0, SPAN)
