@@ -138,8 +138,8 @@ def _list(
         best = tl.load(log_probs + levels * RANKS, mask=levels < DEPTH, other=0.0)
         best = _cost(best, scale, MOST).to(tl.int32)
         left = bound - (tl.cumsum(best, 0) - best)  # 15 costs of at most 2**27 are under 2**31
-        fits = _cost(x, scale, MOST).to(tl.int32) <= left[:, None]
-        tl.store(widths + levels, tl.sum(fits.to(tl.int32), 1))
+        wide = (_cost(x, scale, MOST).to(tl.int32) <= left[:, None]).to(tl.int32)
+        tl.store(widths + levels, tl.sum(wide, 1))
         tl.debug_barrier()
     start, stop, level = 0, 1, 0
     while (level < DEPTH) & (start < stop) & (stop <= CAPACITY):

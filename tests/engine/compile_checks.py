@@ -60,7 +60,8 @@ def main() -> int:
 
     failed = 0
     for batch in (1, 8):
-        for depth, ranks, budget, vocabulary in ((7, 1, 7, 512), (15, 16, 64, 151_936), (1, 1, 1, 99)):
+        shapes = ((7, 1, 7, 512), (15, 16, 64, 151_936), (15, 64, 256, 151_936), (1, 1, 1, 99))
+        for depth, ranks, budget, vocabulary in shapes:
             rows, name = max(depth + 1, budget + 1), f"batch {batch}, L {depth}, K {ranks}, B {budget}"
             compiled.clear()
             zeros = torch.zeros(batch, dtype=torch.int64)
