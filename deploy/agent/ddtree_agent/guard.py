@@ -1,12 +1,13 @@
 """The one guard: a transient timer that looks whether a rollout's runner lives and is in time, else takes over."""
 
 import os
+import shlex
 import sys
 import time
 from typing import List
 
-from .journal import Txn
-from .layout import read_json, write_json
+from .journal import Txn, boot_id
+from .layout import read_json, rewrite_json
 from .service import facts
 from .systemd import ctl, run
 from .wire import AgentError
@@ -35,6 +36,7 @@ def launch(txn: Txn, archive: str) -> None:
             f"--unit={runner_unit(txn.id)}",
             f"--description=ddtree-ops rollout of {txn.layout.service}",
             "--property=Type=exec",
+            *_on_the_way_down(txn),
             # Whatever ends the runner, SIGKILL included, the guard looks at once. In a unit of its own, because a
             # shutdown waits for an ExecStopPost= and must not wait for a rollback.
             "--property=ExecStopPost=" + " ".join(_now(txn, command)),
@@ -66,6 +68,7 @@ def arm(txn: Txn, archive: str, seconds: float) -> None:
             f"--on-active={_LOOK_S}s",
             f"--timer-property=OnUnitInactiveSec={_LOOK_S}s",
             "--timer-property=AccuracySec=100ms",
+            *_on_the_way_down(txn),
             "--",
             *_command(archive, txn),
             "guard",
@@ -105,15 +108,20 @@ def armed(txn: Txn) -> bool:
 def extend(txn: Txn, seconds: float) -> None:
     """Progress was seen: the runner has `seconds` more (CLOCK_BOOTTIME, so that a suspended host loses none)."""
     try:
-        write_json(os.path.join(txn.dir, "deadline"), {"boottime": _boottime() + seconds})
+        rewrite_json(
+            os.path.join(txn.dir, "deadline"), {"boottime": _boottime() + seconds, "boot": boot_id()}
+        )
     except OSError:
-        pass  # a full disk: the last deadline stands
+        pass  # a read-only disk: the last deadline stands
 
 
 def overdue(txn: Txn) -> bool:
     """Whether the runner is past its time."""
     found = read_json(os.path.join(txn.dir, "deadline"))
-    return isinstance(found, dict) and _boottime() > float(found["boottime"])
+    # the clock of another boot says nothing about this one
+    return isinstance(found, dict) and (
+        found.get("boot") != boot_id() or _boottime() > float(found["boottime"])
+    )
 
 
 def at_work(txn: Txn) -> bool:
@@ -134,6 +142,13 @@ def disarm(txn: Txn) -> None:
 
 def _boottime() -> float:
     return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+def _on_the_way_down(txn: Txn) -> List[str]:
+    """A soft reboot (systemd 254 and newer) keeps /run: what works for a trial takes it away when it is stopped."""
+    trial = shlex.quote(txn.layout.trial)
+    script = f'test "$(systemctl is-system-running)" != stopping || rm -f {trial}'
+    return ["--property=ExecStopPost=/bin/sh -c " + shlex.quote(script.replace("$", "$$").replace("%", "%%"))]
 
 
 def _now(txn: Txn, command: List[str]) -> List[str]:

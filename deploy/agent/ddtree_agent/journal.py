@@ -1,6 +1,5 @@
 """One transaction on disk: what was asked, where it is, what happened. State changes are compare-and-swap."""
 
-import errno
 import fcntl
 import json
 import os
@@ -9,8 +8,9 @@ import time
 from contextlib import contextmanager
 from typing import Any, Dict, Iterator, List, Optional
 
+from . import room
 from .core import txn as table
-from .layout import Layout, overwrite, read_json, sync_dir, write_json
+from .layout import Layout, read_json, rewrite_json, sync_dir, write_json
 from .wire import AgentError
 
 
@@ -88,23 +88,14 @@ class Txn:
         with self.exclusive("state"):
             if not table.may(self.state, new):
                 return False
-            self._write({"state": new, "t": time.time(), "boot": boot_id(), **fields})
+            rewrite_json(self._state_path, {"state": new, "t": time.time(), "boot": boot_id(), **fields})
         self.say({"ev": "state", "state": new, **fields})
         return True
-
-    def _write(self, state: Dict[str, Any]) -> None:
-        try:
-            write_json(self._state_path, state)
-        except OSError as error:
-            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-                raise
-            # A full disk must not stop a rollback: the file that is there already has room for a state.
-            overwrite(self._state_path, (json.dumps(state) + "\n").encode())
 
     def ask_abort(self, who: str) -> None:
         """Leave a note for the runner: the operator wants the confirmed release back. Raises AgentError(usage)."""
         assert self.intent
-        write_json(os.path.join(self.dir, "abort"), {"who": who})
+        room.spend(self.layout, lambda: write_json(os.path.join(self.dir, "abort"), {"who": who}))
 
     def abort_asked(self) -> Optional[str]:
         """The operator's note, in words."""

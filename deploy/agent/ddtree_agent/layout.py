@@ -3,6 +3,7 @@
 design.md section 3 is the list; nothing outside it is ever written or deleted.
 """
 
+import errno
 import fcntl
 import json
 import os
@@ -22,6 +23,7 @@ KEPT = "50-ddtree.conf"
 #: Where a release's own digest stands in its drop-in until the host fills it in (the digest covers the text).
 PLACEHOLDER = "@RELEASE@"
 BASELINE = "baseline"
+_TEMP = ".ddtree-"
 
 
 class Layout:
@@ -74,17 +76,14 @@ def sync_dir(path: str) -> None:
         os.close(fd)
 
 
-def write_atomic(path: str, data: bytes, mode: int = 0o644) -> None:
-    """Replace a file so that a crash leaves the old or the new text, never a part: temp, fsync, rename, fsync."""
+def write_atomic(path: str, data: bytes, mode: int = 0o644, ready: str = "") -> None:
+    """Replace a file so that a crash leaves the old or the new text, never a part: temp, fsync, rename, fsync.
+
+    ready: a file that `make_ready` wrote; where it holds these bytes it is renamed, which takes no new block.
+    """
     folder = os.path.dirname(path)
-    os.makedirs(folder, mode=0o755, exist_ok=True)
-    fd, temp = tempfile.mkstemp(prefix=".ddtree-", dir=folder)
+    temp = ready if ready and _content(ready) == data else _written(path, data, mode)
     try:
-        with os.fdopen(fd, "wb") as file:
-            os.fchmod(file.fileno(), mode)
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
         os.rename(temp, path)
     except BaseException:
         _unlink(temp)
@@ -92,18 +91,83 @@ def write_atomic(path: str, data: bytes, mode: int = 0o644) -> None:
     sync_dir(folder)
 
 
-def overwrite(path: str, data: bytes) -> None:
-    """Replace a small file in place, in the blocks that it has: for a disk that has no others left."""
-    with open(path, "r+b") as file:
-        file.write(data)
-        file.truncate()
-        file.flush()
-        os.fsync(file.fileno())
+def make_ready(path: str, data: bytes, name: str, mode: int = 0o644) -> str:
+    """Write what `path` will hold beside it, durable, under a hidden name that nothing reads; returns its path."""
+    target = ready_path(path, name)
+    temp = _written(path, data, mode)
+    os.rename(temp, target)
+    sync_dir(os.path.dirname(path))
+    return target
 
 
-def write_json(path: str, value: Any, mode: int = 0o644) -> None:
+def ready_path(path: str, name: str) -> str:
+    """Where `make_ready` puts what `path` will hold."""
+    return os.path.join(os.path.dirname(path), f"{_TEMP}{name}")
+
+
+def sweep_temporary(path: str) -> bool:
+    """Remove what a crash left beside `path`, half-written and readied files; False where there was none."""
+    folder = os.path.dirname(path)
+    try:
+        found = [name for name in os.listdir(folder) if name.startswith(_TEMP)]
+    except FileNotFoundError:
+        return False
+    for name in found:
+        _unlink(os.path.join(folder, name))
+    return bool(found)
+
+
+def _written(path: str, data: bytes, mode: int) -> str:
+    folder = os.path.dirname(path)
+    os.makedirs(folder, mode=0o755, exist_ok=True)
+    fd, temp = tempfile.mkstemp(prefix=_TEMP, dir=folder)
+    try:
+        with os.fdopen(fd, "wb") as file:
+            os.fchmod(file.fileno(), mode)
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+    except BaseException:
+        _unlink(temp)
+        raise
+    return temp
+
+
+def _content(path: str) -> Optional[bytes]:
+    try:
+        with open(path, "rb") as file:
+            return file.read()
+    except OSError:
+        return None
+
+
+def rewrite_json(path: str, value: Any) -> None:
+    """write_json for a file that must not fail on a full disk: then in place, in the blocks that it has."""
+    try:
+        write_json(path, value)
+    except OSError as error:
+        if not is_full(error):
+            raise
+        with open(path, "r+b") as file:
+            file.write(json_bytes(value))
+            file.truncate()
+            file.flush()
+            os.fsync(file.fileno())
+
+
+def is_full(error: OSError) -> bool:
+    """Whether the disk, or the quota on it, has no block or inode left."""
+    return error.errno in (errno.ENOSPC, errno.EDQUOT)
+
+
+def json_bytes(value: Any) -> bytes:
+    """A JSON document as our files hold it."""
+    return (json.dumps(value, sort_keys=True, indent=1) + "\n").encode()
+
+
+def write_json(path: str, value: Any, mode: int = 0o644, ready: str = "") -> None:
     """write_atomic of a JSON document."""
-    write_atomic(path, (json.dumps(value, sort_keys=True, indent=1) + "\n").encode(), mode)
+    write_atomic(path, json_bytes(value), mode, ready)
 
 
 def read_json(path: str, default: Any = None) -> Any:
@@ -198,11 +262,19 @@ def locked(layout: Layout, who: str, wait_s: float = 0.5) -> Iterator[None]:
     fd = os.open(layout.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
         _take(fd, layout, wait_s)
-        os.ftruncate(fd, 0)
-        os.pwrite(fd, json.dumps({"who": who, "pid": os.getpid(), "since": time.time()}).encode(), 0)
+        _leave_note(fd, who)
         yield
     finally:
         os.close(fd)
+
+
+def _leave_note(fd: int, who: str) -> None:
+    note = json.dumps({"who": who, "pid": os.getpid(), "since": time.time()}).encode()
+    try:
+        os.pwrite(fd, note, 0)
+        os.ftruncate(fd, len(note))  # behind the write, which then finds its block again on a full disk
+    except OSError:
+        pass  # the lock holds without a note
 
 
 def holder(layout: Layout) -> Optional[str]:

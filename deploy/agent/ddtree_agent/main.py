@@ -6,9 +6,9 @@ import sys
 import traceback
 from typing import Any, BinaryIO, Callable, Dict, List, Optional
 
+from . import decided, install, outcome, probe, readunit, rollout, smoke, snapshot, status, store, undo
 from . import follow as following
 from . import layout as paths
-from . import outcome, probe, readunit, rollout, smoke, snapshot, status, store, undo
 from .journal import Txn, open_txn
 from .layout import Layout, locked, write_atomic
 from .wire import REFUSED, AgentError, emit, read_request, result
@@ -49,15 +49,6 @@ def archive() -> str:
     return str(getattr(__loader__, "archive", ""))  # type: ignore[name-defined]
 
 
-def installed(layout: Layout, digest: str) -> str:
-    """Put the agent on the host, outside any release; return its path."""
-    target = os.path.join(layout.agents, digest, "ddtree-agent.pyz")
-    if not os.path.exists(target):
-        with open(archive(), "rb") as file:
-            write_atomic(target, file.read())
-    return target
-
-
 def _layout(request: Dict[str, Any]) -> Layout:
     if os.geteuid() != 0:
         raise AgentError(
@@ -69,9 +60,10 @@ def _layout(request: Dict[str, Any]) -> Layout:
 def _push(request: Dict[str, Any], payload: BinaryIO) -> None:
     layout, manifest = _layout(request), request["manifest"]
     with locked(layout, f"push by {request['who']}"):
-        rollout.settle(layout, installed(layout, request["agent"]))
+        install.installed(layout, archive(), request["agent"])
+        rollout.settle(layout)
         store.sweep_staging(layout)
-        keep = outcome.keep(layout)
+        keep = decided.keep(layout)
         store.stage(layout, request["txn"], manifest, payload)
         if request.get("secrets"):
             write_secrets(layout, request["secrets"])
@@ -104,7 +96,7 @@ def write_secrets(layout: Layout, new: Dict[str, str]) -> None:
 
 def _begin(request: Dict[str, Any], _: BinaryIO) -> None:
     layout = _layout(request)
-    txn = rollout.begin(layout, request, installed(layout, request["agent"]))
+    txn = rollout.begin(layout, request, install.installed(layout, archive(), request["agent"]))
     result(txn=txn.id)
 
 
@@ -133,7 +125,7 @@ def _abort(request: Dict[str, Any], _: BinaryIO) -> None:
 
 def _rollback(request: Dict[str, Any], _: BinaryIO) -> None:
     layout = _layout(request)
-    agent = installed(layout, request["agent"]) if "agent" in request else archive()
+    agent = install.for_rollback(layout, archive(), request["agent"]) if "agent" in request else archive()
     begun = undo.rollback(layout, request, agent)
     if request.get("follow") and "txn" in begun:
         following.follow(Txn(layout, begun["txn"]))
@@ -161,7 +153,7 @@ def _adopt(request: Dict[str, Any], _: BinaryIO) -> None:
         if not os.path.exists(layout.confirmed):
             record = {"schema_version": 1, "release": paths.BASELINE, "undo": None}
             paths.write_json(layout.confirmed, {**record, "baseline": request.get("facts", {}).get("unit")})
-    result(confirmed=outcome.confirmed(layout))
+    result(confirmed=decided.confirmed(layout))
 
 
 def _probe(request: Dict[str, Any], _: BinaryIO) -> None:

@@ -4,45 +4,20 @@ import os
 import time
 from typing import Any, Dict, Optional
 
-from . import guard, service, store
+from . import guard, room, service, store
 from .core.signatures import clean
-from .core.txn import TOUCHED
+from .core.txn import TOUCHED, is_open
+from .decided import confirmed, keep, kept_text, set_confirmed, sweep_ready, undo_of
 from .journal import Txn
-from .layout import BASELINE, Layout, append_history, read_history, read_json, write_json
+from .layout import BASELINE, append_history, read_history, read_json, write_json
 from .watching import Watching
 from .wire import AgentError
 
 #: A restored service must answer; what mode it runs in is its own affair.
 HEALTHY: Dict[str, Any] = {"state": {}}
 Failure = Dict[str, Any]
-
-
-def confirmed(layout: Layout) -> Dict[str, Any]:
-    """What this host runs by decision: {"release": digest or baseline, "undo": the one before, or None}."""
-    try:
-        found = read_json(layout.confirmed)
-    except AgentError:
-        # Our note is damaged; the drop-in in /etc is what boots, and so what counts.
-        return {"release": service.kept_release(layout), "undo": None, "damaged": True}
-    return found if isinstance(found, dict) else {"release": BASELINE, "undo": None}
-
-
-def keep(layout: Layout) -> "tuple[str, ...]":
-    """Releases that nothing may remove: the confirmed one and the one before it."""
-    now = confirmed(layout)
-    return tuple(str(now[key]) for key in ("release", "undo") if now.get(key))
-
-
-def set_confirmed(layout: Layout, release: str, undo: Optional[str], txn_id: str) -> None:
-    """Record the confirmed release: first what boots (the drop-in in /etc), then our own note of it."""
-    before = confirmed(layout)
-    service.put_kept(layout, _kept_text(layout, release))
-    record = {**before, "schema_version": 1, "release": release, "undo": undo, "txn": txn_id}
-    for passing in ("abandoned", "damaged"):
-        record.pop(passing, None)
-    if undo is None and before["release"] != release:
-        record["abandoned"] = before["release"]
-    write_json(layout.confirmed, record)
+#: What a record keeps of the intent.
+_ASKED = ("txn", "kind", "release", "mode", "from", "who", "why")
 
 
 def confirm(txn: Txn, nonce: str) -> Dict[str, Any]:
@@ -89,15 +64,14 @@ def finish_confirm(txn: Txn) -> None:
     with txn.exclusive("confirm"):
         if txn.state == "CONFIRMED":
             return
-        before = confirmed(layout)
-        if before.get("txn") != txn.id:
-            undo = before["undo"] if before["release"] == intent["release"] else before["release"]
-            set_confirmed(layout, intent["release"], undo, txn.id)
+        if confirmed(layout).get("txn") != txn.id:
+            release = intent["release"]
+            room.spend(txn.layout, lambda: set_confirmed(layout, release, undo_of(layout, release), txn.id))
         service.drop_trial(layout)
         service.reload()
-        _record(txn, {"outcome": "confirmed", "serving": intent["release"]})
+        room.spend(txn.layout, lambda: _record(txn, {"outcome": "confirmed", "serving": intent["release"]}))
         txn.to("CONFIRMED")
-    guard.disarm(txn)
+    _tidy(txn)
 
 
 def restore(txn: Txn, failure: Failure, archive: str) -> None:
@@ -139,11 +113,11 @@ def rolled_back(txn: Txn, failure: Failure, **measured: Any) -> None:
         **measured,
     }
     try:
-        _record(txn, fields)
+        room.spend(txn.layout, lambda: _record(txn, fields))
     except (OSError, AgentError) as error:
         txn.say({"ev": "note", "text": f"the history could not be written: {error}"})
     txn.to("ROLLED_BACK")
-    guard.disarm(txn)
+    _tidy(txn)
     try:
         _keep_evidence(txn, failure)
     except OSError:
@@ -151,9 +125,15 @@ def rolled_back(txn: Txn, failure: Failure, **measured: Any) -> None:
 
 
 def outcome(txn: Txn) -> Optional[Dict[str, Any]]:
-    """The record of a finished transaction."""
+    """The record of a finished transaction; the bare facts where a full disk took no record. None while it is open."""
     found = read_json(os.path.join(txn.dir, "outcome.json"))
-    return found if isinstance(found, dict) else None
+    if isinstance(found, dict):
+        return found
+    if is_open(txn.state):
+        return None
+    ended = "confirmed" if txn.state == "CONFIRMED" else "rolled-back"
+    bare = {key: txn.intent.get(key) for key in _ASKED}
+    return {**bare, "outcome": ended, "serving": confirmed(txn.layout)["release"]}
 
 
 def failed_rollback(txn: Txn) -> Optional[Dict[str, Any]]:
@@ -211,7 +191,7 @@ def _restore_once(txn: Txn) -> Optional[Failure]:
         trial = service.drop_trial(layout)
         record = confirmed(layout)["release"]
         if service.kept_release(layout) != record:
-            service.put_kept(layout, _kept_text(layout, record))
+            service.put_kept(layout, kept_text(layout, record))
         service.reload()
         if not trial and _serves_already(txn, record):
             return None
@@ -248,20 +228,27 @@ def _remember(txn: Txn, failure: Failure, problem: Failure) -> None:
 
 
 def _keep_evidence(txn: Txn, failure: Failure) -> None:
-    if txn.intent["release"] != BASELINE:
-        report = {"txn": txn.id, "failure": failure}
-        store.retire(txn.layout, txn.intent["release"], txn.id, report, keep(txn.layout))
+    release = txn.intent["release"]
+    if release != BASELINE:
+        # a release that went down with its host is not to blame, and is wanted again
+        kept = (*keep(txn.layout), release) if failure.get("verdict") == "ENV" else keep(txn.layout)
+        store.retire(txn.layout, release, txn.id, {"txn": txn.id, "failure": failure}, kept)
 
 
-def _kept_text(layout: Layout, release: str) -> Optional[str]:
-    return None if release == BASELINE else store.dropin_text(store.manifest_of(layout, release))
+def _tidy(txn: Txn) -> None:
+    """Leave the host as the next one wants to find it."""
+    guard.disarm(txn)
+    try:
+        sweep_ready(txn.layout)
+        room.reserve(txn.layout)
+    except OSError:
+        pass  # the next rollout sweeps, and reserves
 
 
 def _record(txn: Txn, fields: Dict[str, Any]) -> None:
-    whole = outcome(txn)
-    if whole is None:
-        intent = txn.intent
-        asked = {key: intent.get(key) for key in ("txn", "kind", "release", "mode", "from", "who", "why")}
+    whole = read_json(os.path.join(txn.dir, "outcome.json"))
+    if not isinstance(whole, dict):
+        asked = {key: txn.intent.get(key) for key in _ASKED}
         whole = {**asked, "source_digest": _sources(txn), **measures(txn), **fields}
         write_json(os.path.join(txn.dir, "outcome.json"), whole, mode=0o600)
     # a first try may have ended between the two writes, and the history is what proves

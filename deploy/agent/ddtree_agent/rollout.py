@@ -5,20 +5,26 @@ import threading
 import time
 from typing import Any, Dict, Optional
 
-from . import capacity, guard, observe_env, service, status, store
+from . import capacity, guard, install, observe_env, room, service, status, store
 from .core.txn import FORWARD, is_open
+from .decided import (
+    confirmed,
+    ready_confirmed,
+    ready_trial,
+    set_confirmed,
+    sweep_ready,
+    undo_of,
+)
 from .journal import Txn, open_txn
 from .layout import Layout, locked
 from .outcome import (
     HEALTHY,
     Failure,
-    confirmed,
     failure_of,
     finish_confirm,
     measures,
     restore,
     rolled_back,
-    set_confirmed,
     stopwatch,
 )
 from .watching import Stopped, Watching
@@ -58,7 +64,7 @@ def close(layout: Layout, txn_id: str, archive: str) -> None:
         _finish(txn, archive, "the runner of this rollout ended or overran its time")
 
 
-def settle(layout: Layout, archive: str) -> None:
+def settle(layout: Layout) -> None:
     """Close what a reboot left open. The caller holds the lock.
 
     Raises AgentError(locked) where a rollout is on its way, or where its guard brings the old service back.
@@ -69,8 +75,7 @@ def settle(layout: Layout, archive: str) -> None:
     if txn.rebooted and not os.path.exists(layout.trial):
         _close_by_reboot(txn)
         return
-    if not guard.at_work(txn) and not guard.armed(txn):
-        guard.arm(txn, archive, 0)
+    _see_guarded(txn)
     raise AgentError(
         "locked",
         f"rollout {txn.id} by {txn.intent['who']} is not ended yet ({txn.state})",
@@ -80,9 +85,15 @@ def settle(layout: Layout, archive: str) -> None:
 
 
 def note_reboot(layout: Layout) -> None:
-    """Write down that a reboot ended a rollout, where it did. Any call may: nothing of the service is touched."""
+    """Write down that a reboot ended a rollout, where it did, and see that an open one has somebody to end it.
+
+    Any call may: a soft reboot, or a hand, can have taken runner and guard away.
+    """
     txn = open_txn(layout)
-    if txn is None or not txn.rebooted or os.path.exists(layout.trial):
+    if txn is None:
+        return
+    if not txn.rebooted or os.path.exists(layout.trial):
+        _see_guarded(txn)
         return
     try:
         with locked(layout, "the record of a reboot"):
@@ -94,7 +105,7 @@ def note_reboot(layout: Layout) -> None:
 def begin(layout: Layout, request: Dict[str, Any], archive: str) -> Txn:
     """Create a transaction and hand it to its runner. Raises AgentError where a precondition moved."""
     with locked(layout, f"{request['kind']} by {request['who']}"):
-        settle(layout, archive)
+        settle(layout)
         now = confirmed(layout)["release"]
         if now != request["from"]:
             raise AgentError(
@@ -107,7 +118,8 @@ def begin(layout: Layout, request: Dict[str, Any], archive: str) -> Txn:
         if request.get("proven_by"):
             _proven(layout, request)
         active = service.facts(layout.service).get("ActiveState") in ("active", "activating", "reloading")
-        txn = Txn.create(layout, {**request, "was_active": active or request["kind"] == "undo"})
+        intent = {**request, "was_active": active or request["kind"] == "undo", "archive": archive}
+        txn = _create(layout, intent)
         try:
             _step(txn, "STAGED")
             # Inside the lock: whoever comes next sees either the lock or the living runner.
@@ -115,6 +127,30 @@ def begin(layout: Layout, request: Dict[str, Any], archive: str) -> Txn:
         except AgentError as error:
             rolled_back(txn, failure_of(txn, "step", error.fields["what"]), touched=False)
             raise
+    return txn
+
+
+def _see_guarded(txn: Txn) -> None:
+    if guard.at_work(txn) or guard.armed(txn):
+        return
+    agents = [str(txn.intent.get("archive")), *reversed(install.whole_agents(txn.layout))]
+    for archive in filter(os.path.exists, agents):
+        guard.arm(txn, archive, 0)
+        return
+
+
+def _create(layout: Layout, intent: Dict[str, Any]) -> Txn:
+    """The transaction's record. A full disk refuses a deploy; going back may use what is held in reserve."""
+    txn = Txn(layout, intent["txn"])
+    try:
+        sweep_ready(layout)
+        if intent["kind"] == "deploy":
+            room.reserve(layout)
+            Txn.create(layout, intent)
+        else:
+            room.spend(layout, lambda: Txn.create(layout, intent))
+    except OSError as error:
+        raise _no_room(error) from None
     return txn
 
 
@@ -182,13 +218,14 @@ def _deploy(txn: Txn, intent: Dict[str, Any], archive: str) -> Optional[Failure]
     manifest = store.manifest_of(layout, intent["release"])
     store.verify(layout, intent["release"])
     _arm(txn, intent, archive)
+    text = store.dropin_text(manifest)
+    trial = _write_ahead(txn, text)
     least = capacity.bounds(
         intent["port"], intent.get("address", "127.0.0.1"), service.headers(layout.service)
     )
     host = observe_env.look()
     _stop(txn, intent)
-    text = store.dropin_text(manifest)
-    service.put_trial(layout, text)
+    service.put_trial(layout, text, trial)
     service.reload()
     service.read_back(layout, layout.trial, manifest["exec_argv"], text)
     _step(txn, "SWITCHED")
@@ -209,11 +246,13 @@ def _undo(txn: Txn, intent: Dict[str, Any], archive: str) -> Optional[Failure]:
     if target != "baseline":
         store.verify(layout, target)
     _arm(txn, intent, archive)
+    before = confirmed(layout)
+    undo = before["undo"] if before["release"] == target else None
+    _reserve(txn, target, undo)
     _stop(txn, intent)
     # From here a reboot boots the target as well: the operator asked for it, nothing is on trial.
     service.drop_trial(layout)
-    before = confirmed(layout)
-    set_confirmed(layout, target, before["undo"] if before["release"] == target else None, txn.id)
+    set_confirmed(layout, target, undo, txn.id)
     service.reload()
     _step(txn, "SWITCHED")
     with Watching(txn, intent, HEALTHY) as watching:
@@ -229,6 +268,35 @@ def _undo(txn: Txn, intent: Dict[str, Any], archive: str) -> Optional[Failure]:
 def _arm(txn: Txn, intent: Dict[str, Any], archive: str) -> None:
     guard.arm(txn, archive, intent["timeouts"]["stop"] + guard.SLACK_S)
     _step(txn, "ARMED")
+
+
+def _write_ahead(txn: Txn, text: str) -> str:
+    """Everything that switch and confirm will put in place; returns the trial's readied path. Raises AgentError."""
+    release = txn.intent["release"]
+    _reserve(txn, release, undo_of(txn.layout, release))
+    try:
+        return ready_trial(txn.layout, text, txn.id)
+    except OSError as error:
+        raise _no_room(error) from None
+
+
+def _reserve(txn: Txn, release: str, undo: Optional[str]) -> None:
+    """Before anything stops: what the end of this transaction needs on the disk is there. Raises AgentError."""
+    layout = txn.layout
+    try:
+        room.spend(layout, lambda: ready_confirmed(layout, release, undo, txn.id))
+    except OSError as error:
+        raise _no_room(error) from None
+
+
+def _no_room(error: OSError) -> AgentError:
+    return AgentError(
+        "precondition",
+        f"the host takes no write: {error.strerror}",
+        evidence=error.filename and str(error.filename),
+        meaning="nothing was stopped",
+        next="df, mount, on the host; then type the same command again",
+    )
 
 
 def _stop(txn: Txn, intent: Dict[str, Any]) -> None:

@@ -161,25 +161,33 @@ def reload() -> None:
         raise AgentError("rolled-back", "systemctl daemon-reload failed", evidence=(err or out).strip())
 
 
-def put_trial(layout: Layout, text: str) -> None:
-    """The release on trial: one drop-in in /run, which a reboot forgets."""
-    write_atomic(layout.trial, text.encode())
+def put_trial(layout: Layout, text: str, ready: str = "") -> None:
+    """The release on trial: one drop-in in /run, which a reboot forgets. ready: as write_atomic takes it."""
+    write_atomic(layout.trial, text.encode(), ready=ready)
 
 
 def drop_trial(layout: Layout) -> bool:
     """Take the trial away; False where there was none."""
     gone = remove_file(layout.trial)
-    _prune(os.path.dirname(layout.trial))
+    prune(layout.trial)
     return gone
 
 
-def put_kept(layout: Layout, text: Optional[str]) -> None:
-    """The confirmed release's drop-in in /etc; None for the baseline, which needs none."""
+def prune(dropin: str) -> None:
+    """Remove the folder of a drop-in of ours, where ours was the last one in it."""
+    try:
+        os.rmdir(os.path.dirname(dropin))
+    except OSError:
+        pass
+
+
+def put_kept(layout: Layout, text: Optional[str], ready: str = "") -> None:
+    """The confirmed release's drop-in in /etc; None for the baseline, which needs none. ready: as write_atomic."""
     if text is not None:
-        write_atomic(layout.kept, text.encode())
+        write_atomic(layout.kept, text.encode(), ready=ready)
         return
     remove_file(layout.kept)
-    _prune(os.path.dirname(layout.kept))
+    prune(layout.kept)
 
 
 def read_back(layout: Layout, dropin: str, argv: List[str], text: str) -> None:
@@ -272,10 +280,3 @@ def _read_pids(path: str) -> List[int]:
             return [int(line) for line in file]
     except OSError:
         return []
-
-
-def _prune(folder: str) -> None:
-    try:
-        os.rmdir(folder)  # only where our drop-in was the last one in it
-    except OSError:
-        pass

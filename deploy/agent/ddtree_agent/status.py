@@ -4,9 +4,9 @@ import os
 from typing import Any, Dict, List, Tuple
 
 from . import service, store
+from .decided import confirmed
 from .journal import open_txn
 from .layout import Layout, holder, read_history
-from .outcome import confirmed
 from .systemd import run, show
 from .wire import AgentError
 

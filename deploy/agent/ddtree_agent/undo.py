@@ -5,10 +5,10 @@ import secrets
 import time
 from typing import Any, Dict, Optional
 
-from . import guard, rollout, store
+from . import rollout, store
+from .decided import confirmed
 from .journal import Txn, open_txn, transactions
 from .layout import BASELINE, Layout
-from .outcome import confirmed
 from .wire import AgentError
 
 #: Limits of a rollback that was asked for on the host itself, without a hosts.yaml at hand (seconds).
@@ -33,8 +33,6 @@ def rollback(layout: Layout, request: Dict[str, Any], archive: str) -> Dict[str,
             )
         return {"txn": running.id, "release": running.intent["release"]}  # two who want the same
     if running is not None:
-        if not guard.at_work(running) and not guard.armed(running):
-            guard.arm(running, archive, 0)
         running.ask_abort(request["who"])
         return {"txn": running.id, "ended": True}
     now = confirmed(layout)

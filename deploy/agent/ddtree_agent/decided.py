@@ -1,0 +1,84 @@
+"""What this host runs by decision: the confirmed record, and the drop-in in /etc that boots it.
+
+A change is readied before anything stops, so that it is two renames when it comes: a full disk cannot spoil a confirm.
+"""
+
+from typing import Any, Dict, Optional
+
+from . import service, store
+from .layout import (
+    BASELINE,
+    Layout,
+    json_bytes,
+    make_ready,
+    read_json,
+    ready_path,
+    sweep_temporary,
+    write_json,
+)
+from .wire import AgentError
+
+
+def confirmed(layout: Layout) -> Dict[str, Any]:
+    """What this host runs by decision: {"release": digest or baseline, "undo": the one before, or None}."""
+    try:
+        found = read_json(layout.confirmed)
+    except AgentError:
+        # Our note is damaged; the drop-in in /etc is what boots, and so what counts.
+        return {"release": service.kept_release(layout), "undo": None, "damaged": True}
+    return found if isinstance(found, dict) else {"release": BASELINE, "undo": None}
+
+
+def keep(layout: Layout) -> "tuple[str, ...]":
+    """Releases that nothing may remove: the confirmed one and the one before it."""
+    now = confirmed(layout)
+    return tuple(str(now[key]) for key in ("release", "undo") if now.get(key))
+
+
+def undo_of(layout: Layout, release: str) -> Optional[str]:
+    """What a confirm of `release` leaves to be undone."""
+    now = confirmed(layout)
+    undo = now["undo"] if now["release"] == release else now["release"]
+    return None if undo is None else str(undo)
+
+
+def set_confirmed(layout: Layout, release: str, undo: Optional[str], txn_id: str) -> None:
+    """Record the confirmed release: first what boots (the drop-in in /etc), then our own note of it."""
+    record = _record(layout, release, undo, txn_id)
+    service.put_kept(layout, kept_text(layout, release), ready_path(layout.kept, txn_id))
+    write_json(layout.confirmed, record, ready=ready_path(layout.confirmed, txn_id))
+
+
+def ready_confirmed(layout: Layout, release: str, undo: Optional[str], txn_id: str) -> None:
+    """Write ahead, under hidden names, what `set_confirmed` with the same arguments puts in place. Raises OSError."""
+    text = kept_text(layout, release)
+    if text is not None:
+        make_ready(layout.kept, text.encode(), txn_id)
+    make_ready(layout.confirmed, json_bytes(_record(layout, release, undo, txn_id)), txn_id)
+
+
+def ready_trial(layout: Layout, text: str, txn_id: str) -> str:
+    """Write ahead the drop-in of the release on trial; returns its hidden path. Raises OSError."""
+    return make_ready(layout.trial, text.encode(), txn_id)
+
+
+def sweep_ready(layout: Layout) -> None:
+    """Remove what was written ahead and never used, and what a crash left half-written."""
+    for path in (layout.kept, layout.confirmed, layout.trial):
+        if sweep_temporary(path):
+            service.prune(path)
+
+
+def kept_text(layout: Layout, release: str) -> Optional[str]:
+    """The drop-in in /etc that boots a release; None for the baseline, which needs none."""
+    return None if release == BASELINE else store.dropin_text(store.manifest_of(layout, release))
+
+
+def _record(layout: Layout, release: str, undo: Optional[str], txn_id: str) -> Dict[str, Any]:
+    before = confirmed(layout)
+    record = {**before, "schema_version": 1, "release": release, "undo": undo, "txn": txn_id}
+    for passing in ("abandoned", "damaged"):
+        record.pop(passing, None)
+    if undo is None and before["release"] != release:
+        record["abandoned"] = before["release"]
+    return record
