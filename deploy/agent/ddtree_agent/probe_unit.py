@@ -55,7 +55,7 @@ def service(name: str) -> Dict[str, Any]:
         "late_dropins": [_sets(p) for p in paths if not ours(p) and os.path.basename(p) > KEPT],
         "environment_files": [
             dict(_hashed(str(item["path"])), optional=item["optional"])
-            for item in unitenv.environment_files(show.get("EnvironmentFiles", ""))
+            for item in unitenv.operators_files(show.get("EnvironmentFiles", ""))
         ],
         "masked": "masked" in (show.get("LoadState"), show.get("UnitFileState")),
         "show": show,
