@@ -4,6 +4,7 @@ import json
 import time
 from typing import Any, Dict, Iterator
 
+from . import drain
 from .core.txn import is_open
 from .journal import Txn
 from .outcome import failed_rollback, outcome
@@ -21,7 +22,7 @@ def follow(txn: Txn, skip: int = 0) -> None:
     `skip`: how many events the operator has seen already, on a line that was cut. A beat every few seconds
     lets the other end tell a quiet start from a dead line.
     """
-    assert txn.intent
+    patience = _ORPHAN_S + 4 * drain.limit_s(txn.intent)
     seen = skip
     beat = quiet = time.monotonic()
     while True:
@@ -43,9 +44,9 @@ def follow(txn: Txn, skip: int = 0) -> None:
         if now - beat > _BEAT_S:
             beat = now
             emit({"ev": "beat", "state": state})
-            if txn.silent_s() < _BEAT_S * 3:
-                quiet = now  # the runner, or its guard, is at work
-        if now - quiet > _ORPHAN_S:
+            if txn.silent_s() < _BEAT_S * 3 and state != "CONFIRMING":
+                quiet = now  # the runner, or its guard, is at work; a confirm takes no time unless it cannot
+        if now - quiet > patience:
             result(outcome=None, state=state, orphan=True)
             return
         time.sleep(_POLL_S)

@@ -1,7 +1,6 @@
 """The one guard: a transient timer that looks whether a rollout's runner lives and is in time, else takes over."""
 
 import os
-import shlex
 import sys
 import time
 from typing import List
@@ -36,10 +35,10 @@ def launch(txn: Txn, archive: str) -> None:
             f"--unit={runner_unit(txn.id)}",
             f"--description=ddtree-ops rollout of {txn.layout.service}",
             "--property=Type=exec",
-            *_on_the_way_down(txn),
             # Whatever ends the runner, SIGKILL included, the guard looks at once. In a unit of its own, because a
             # shutdown waits for an ExecStopPost= and must not wait for a rollback.
             "--property=ExecStopPost=" + " ".join(_now(txn, command)),
+            _when_stopped(archive, txn),
             "--",
             *command,
             "run",
@@ -68,7 +67,7 @@ def arm(txn: Txn, archive: str, seconds: float) -> None:
             f"--on-active={_LOOK_S}s",
             f"--timer-property=OnUnitInactiveSec={_LOOK_S}s",
             "--timer-property=AccuracySec=100ms",
-            *_on_the_way_down(txn),
+            _when_stopped(archive, txn),
             "--",
             *_command(archive, txn),
             "guard",
@@ -144,11 +143,10 @@ def _boottime() -> float:
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
-def _on_the_way_down(txn: Txn) -> List[str]:
-    """A soft reboot (systemd 254 and newer) keeps /run: what works for a trial takes it away when it is stopped."""
-    trial = shlex.quote(txn.layout.trial)
-    script = f'test "$(systemctl is-system-running)" != stopping || rm -f {trial}'
-    return ["--property=ExecStopPost=/bin/sh -c " + shlex.quote(script.replace("$", "$$").replace("%", "%%"))]
+def _when_stopped(archive: str, txn: Txn) -> str:
+    """For a unit that works for a trial: its end may be the host's, see `rollout.stopped`. Plain words only, since
+    systemd 252 reads quoted ones of a transient unit differently once it has reloaded."""
+    return "--property=ExecStopPost=" + " ".join([*_command(archive, txn), "stopped"])
 
 
 def _now(txn: Txn, command: List[str]) -> List[str]:

@@ -65,6 +65,10 @@ class Txn:
         """Whether the host has booted since the last state change."""
         return bool(self._read().get("boot") != boot_id())
 
+    def age_s(self) -> float:
+        """Seconds since the last state change, by the clock of the wall."""
+        return time.time() - float(self._read().get("t", 0))
+
     def _read(self) -> Dict[str, Any]:
         found = read_json(self._state_path)
         return found if isinstance(found, dict) else {"state": "PREPARED"}

@@ -22,13 +22,15 @@ def main(argv: List[str], stdin: Optional[BinaryIO] = None) -> int:
     parser = argparse.ArgumentParser(prog="ddtree-agent", description=__doc__)
     parser.add_argument("--service", default="sglang.service")
     parser.add_argument("--txn", default="")
-    parser.add_argument("op", choices=[*sorted(OPS), "run", "guard"])
+    parser.add_argument("op", choices=[*sorted(OPS), "run", "guard", "stopped"])
     args = parser.parse_args(argv)
     try:
         if args.op == "run":
             rollout.run(Layout(args.service), args.txn, archive())
         elif args.op == "guard":
             rollout.close(Layout(args.service), args.txn, archive())
+        elif args.op == "stopped":
+            rollout.stopped(Layout(args.service))
         else:
             # Without a request on stdin a person types this, on the host itself.
             typed = {"service": args.service, "txn": args.txn, "follow": True}

@@ -4,7 +4,7 @@ import os
 import time
 from typing import Any, Dict, Optional
 
-from . import guard, room, service, store
+from . import drain, guard, room, service, store
 from .core.signatures import clean
 from .core.txn import TOUCHED, is_open
 from .decided import confirmed, keep, kept_text, set_confirmed, sweep_ready, undo_of
@@ -69,7 +69,8 @@ def finish_confirm(txn: Txn) -> None:
             room.spend(txn.layout, lambda: set_confirmed(layout, release, undo_of(layout, release), txn.id))
         service.drop_trial(layout)
         service.reload()
-        room.spend(txn.layout, lambda: _record(txn, {"outcome": "confirmed", "serving": intent["release"]}))
+        fields = {"outcome": "confirmed", "serving": intent["release"], **_put_back(txn)}
+        room.spend(layout, lambda: _record(txn, fields))
         txn.to("CONFIRMED")
     _tidy(txn)
 
@@ -111,6 +112,7 @@ def rolled_back(txn: Txn, failure: Failure, **measured: Any) -> None:
         "serving": serving,
         "failure": failure,
         **measured,
+        **_put_back(txn),
     }
     try:
         room.spend(txn.layout, lambda: _record(txn, fields))
@@ -233,6 +235,11 @@ def _keep_evidence(txn: Txn, failure: Failure) -> None:
         # a release that went down with its host is not to blame, and is wanted again
         kept = (*keep(txn.layout), release) if failure.get("verdict") == "ENV" else keep(txn.layout)
         store.retire(txn.layout, release, txn.id, {"txn": txn.id, "failure": failure}, kept)
+
+
+def _put_back(txn: Txn) -> Dict[str, Any]:
+    problem = drain.undrain(txn)
+    return {"undrain": problem} if problem else {}
 
 
 def _tidy(txn: Txn) -> None:

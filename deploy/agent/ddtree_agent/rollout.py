@@ -5,7 +5,7 @@ import threading
 import time
 from typing import Any, Dict, Optional
 
-from . import capacity, guard, install, observe_env, room, service, status, store
+from . import capacity, drain, guard, install, observe_env, room, service, status, store
 from .core.txn import FORWARD, is_open
 from .decided import (
     confirmed,
@@ -62,6 +62,13 @@ def close(layout: Layout, txn_id: str, archive: str) -> None:
     threading.Thread(target=_beat, args=(txn,), name="beat", daemon=True).start()
     with locked(layout, f"guard of {txn_id}", wait_s=20):
         _finish(txn, archive, "the runner of this rollout ended or overran its time")
+
+
+def stopped(layout: Layout) -> None:
+    """A unit of a rollout was stopped. A soft reboot (systemd 254 and newer) keeps /run, so a host that goes down
+    forgets the trial here."""
+    if service.shutting_down():
+        service.drop_trial(layout)
 
 
 def settle(layout: Layout) -> None:
@@ -266,7 +273,7 @@ def _undo(txn: Txn, intent: Dict[str, Any], archive: str) -> Optional[Failure]:
 
 
 def _arm(txn: Txn, intent: Dict[str, Any], archive: str) -> None:
-    guard.arm(txn, archive, intent["timeouts"]["stop"] + guard.SLACK_S)
+    guard.arm(txn, archive, drain.limit_s(intent) + intent["timeouts"]["stop"] + guard.SLACK_S)
     _step(txn, "ARMED")
 
 
@@ -300,6 +307,7 @@ def _no_room(error: OSError) -> AgentError:
 
 
 def _stop(txn: Txn, intent: Dict[str, Any]) -> None:
+    drain.drain(txn)
     _step(txn, "DRAINED")
     begun = time.time()
     stopped = service.stop(txn.layout.service, intent["timeouts"]["stop"])

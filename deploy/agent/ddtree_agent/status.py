@@ -3,12 +3,15 @@
 import os
 from typing import Any, Dict, List, Tuple
 
-from . import service, store
+from . import drain, service, store
 from .decided import confirmed
-from .journal import open_txn
+from .journal import Txn, open_txn, transactions
 from .layout import Layout, holder, read_history
 from .systemd import run, show
 from .wire import AgentError
+
+#: A confirm is a few renames.
+_STUCK_S = 30.0
 
 
 def status(layout: Layout) -> Dict[str, Any]:
@@ -40,13 +43,17 @@ def status(layout: Layout) -> Dict[str, Any]:
 
 def drift(layout: Layout) -> List[str]:
     """Where the host differs from what was confirmed, a sentence each; [] while a rollout is on its way."""
-    if open_txn(layout) is not None:
-        return []
+    txn = open_txn(layout)
+    if txn is not None:
+        stuck = txn.state == "CONFIRMING" and txn.age_s() > _STUCK_S
+        return [f"rollout {txn.id} cannot end its confirm: is the disk full, or read-only?"] if stuck else []
     unit = show(layout.service, ["ActiveState", "MainPID", "NeedDaemonReload"])
     record = confirmed(layout)
     found = []
     if record.get("damaged"):
         found.append(f"{layout.confirmed} is damaged; the drop-in in /etc was read instead")
+    if any(drain.drained(Txn(layout, name)) for name in transactions(layout)[-1:]):
+        found.append("the last rollout's drain was not undone: run drain.undo of hosts.yaml by hand")
     if os.path.exists(layout.trial):
         found.append(
             f"{layout.trial} is in place though no rollout is open: ddtree-ops rollback takes it away"

@@ -71,7 +71,11 @@ def local_request(layout: Layout) -> Dict[str, Any]:
     for name in transactions(layout)[-1:]:
         intent = Txn(layout, name).intent
         request.update(
-            {key: intent[key] for key in ("port", "log", "limits", "timeouts", "address") if key in intent}
+            {
+                key: intent[key]
+                for key in ("port", "log", "limits", "timeouts", "address", "drain")
+                if key in intent
+            }
         )
     return request
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from ddtree_ops.apply import agentzip, who
 from ddtree_ops.apply.agent import AgentClient, AgentSilent
 from ddtree_ops.apply.follow import Connect, Following, OnEvent, judge
-from ddtree_ops.config.model import Timeouts
+from ddtree_ops.config.model import HostConfig
 from ddtree_ops.core.errors import Unreachable
 
 if TYPE_CHECKING:
@@ -58,7 +58,6 @@ def push_request(prepared: Prepared, txn: str, operator: str) -> dict[str, Any]:
 
 def begin_request(prepared: Prepared, txn: str, nonce: str, operator: str) -> dict[str, Any]:
     """What the runner needs; the host keeps it as the transaction's intent."""
-    timeouts = prepared.host.timeouts
     return {
         "kind": "deploy",
         "txn": txn,
@@ -73,13 +72,15 @@ def begin_request(prepared: Prepared, txn: str, nonce: str, operator: str) -> di
         "proven_by": prepared.proven_by,
         **prepared.endpoint.to_json(),
         "expect": {"state": prepared.expect_state},
-        **limits(timeouts),
+        **limits(prepared.host),
     }
 
 
-def limits(timeouts: Timeouts) -> dict[str, Any]:
-    """hosts.yaml's timeouts as the runner and its watch take them (seconds)."""
+def limits(host: HostConfig) -> dict[str, Any]:
+    """hosts.yaml's timeouts (seconds) and drain commands as the runner and its watch take them."""
+    timeouts = host.timeouts
     return {
+        "drain": host.drain.model_dump() if host.drain else None,
         "timeouts": {"stop": timeouts.stop, "confirm": timeouts.confirm, "cap": timeouts.cap},
         "limits": {
             "imports": timeouts.import_,

@@ -232,7 +232,15 @@ def _plan(
         mode=mode,
         release=release.digest,
         source_digest=release.source_digest,
-        steps=deploy_steps(host.service, release.digest, len(release.files), payload, host.timeouts.stop),
+        steps=deploy_steps(
+            host.service,
+            release.digest,
+            len(release.files),
+            payload,
+            host.timeouts.stop,
+            host.drain.command if host.drain else (),
+            host.drain.undo if host.drain else (),
+        ),
         preconditions=Preconditions(
             confirmed=confirmed,
             tree=seen["engine"]["tree"],

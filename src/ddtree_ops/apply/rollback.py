@@ -10,7 +10,7 @@ from ddtree_ops.apply.deploy import limits
 from ddtree_ops.apply.endpoint import Endpoint
 from ddtree_ops.apply.follow import Connect, Following, OnEvent, judge
 from ddtree_ops.config.model import HostConfig
-from ddtree_ops.core.errors import RolledBack, Unreachable
+from ddtree_ops.core.errors import Unreachable
 
 
 def rollback(
@@ -37,7 +37,7 @@ def rollback(
             "to": to,
             "txn": txn,
             **where.to_json(),
-            **limits(host.timeouts),
+            **limits(host),
         }
         # No nonce: a rollback needs no confirm.
         following = Following(connect, host.name, txn, "", on_event, operator)
@@ -53,18 +53,8 @@ def rollback(
         if not answer.get("ended"):
             judge(host.name, outcome, "confirmed")
             return outcome
-        _ended(host, outcome)
+        if outcome["outcome"] == "confirmed":
+            continue  # it was confirmed before our word reached it: it is the last change now, and is undone
+        judge(host.name, outcome, "rolled-back")
         if to is None:
             return outcome
-
-
-def _ended(host: HostConfig, outcome: dict[str, Any]) -> None:
-    """The rollout that was on its way must have been taken back."""
-    if outcome["outcome"] == "confirmed":
-        raise RolledBack(
-            "the rollout on its way was confirmed before the rollback reached it",
-            host=host.name,
-            serving=str(outcome.get("serving")),
-            next=f"ddtree-ops rollback --host {host.name}",
-        )
-    judge(host.name, outcome, "rolled-back")

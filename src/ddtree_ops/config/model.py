@@ -97,6 +97,18 @@ class Timeouts(_Strict):
     cap: Seconds = Field(default=1800, description="absolute limit of one phase")
 
 
+class Drain(_Strict):
+    """Commands that run on the host, as root, without a shell; DDTREE_SERVICE, _PORT, _TXN and _RELEASE are set."""
+
+    command: list[Text] = Field(
+        min_length=1, description="takes the server out of the router, before the stop"
+    )
+    undo: list[Text] = Field(
+        min_length=1, description="puts it back, once a release is confirmed or rolled back"
+    )
+    limit: Seconds = Field(default=60, description="how long either may take")
+
+
 class HostKeys(_Strict):
     """The keys of one host; `defaults`, a group and a host take the same ones."""
 
@@ -138,6 +150,7 @@ class HostKeys(_Strict):
         default_factory=list,
         description="what clients of this service rely on: a mode that loses one is refused",
     )
+    drain: Drain | None = Field(default=None, description="take the server out of its router around the stop")
     timeouts: Timeouts = Field(default_factory=Timeouts, description="seconds")
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 
@@ -16,8 +18,17 @@ class Step:
     down: bool = False
 
 
-def deploy_steps(service: str, release: str, files: int, size: int, stop_s: float) -> list[Step]:
-    """The steps of a deploy, in order. `files` and `size` (bytes): what travels."""
+def deploy_steps(
+    service: str,
+    release: str,
+    files: int,
+    size: int,
+    stop_s: float,
+    drain: Sequence[str] = (),
+    undrain: Sequence[str] = (),
+) -> list[Step]:
+    """The steps of a deploy, in order. `files` and `size` (bytes): what travels; `drain` and `undrain`: the operator's
+    own commands around the stop, if any."""
     trial = f"/run/systemd/system/{service}.d/60-ddtree-trial.conf"
     kept = f"/etc/systemd/system/{service}.d/50-ddtree.conf"
     return [
@@ -32,6 +43,7 @@ def deploy_steps(service: str, release: str, files: int, size: int, stop_s: floa
             "retire the release",
         ),
         Step("ARMED", "arm the guard timer; the rollout runs as a unit of its own", "stop the timer"),
+        *([Step("DRAINED", f"run {shlex.join(drain)}", f"run {shlex.join(undrain)}")] if drain else []),
         Step(
             "STOPPED", f"stop {service}, at most {stop_s:.0f} s, then SIGKILL", f"start {service}", down=True
         ),
