@@ -9,19 +9,19 @@ import random
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import reader
-from ddtree_lab.client import Lab, LabHost
+from campaign_faults import Client
+from ddtree_lab.client import Lab
 from ddtree_lab.spec import HostSpec
 from invariants import Asked
-from matrix_client import Client
 from matrix_faults import DEVICE, FAULTS, Live
 from matrix_table import BUDGET, Case
-from moments import BULK_FILES, MOMENTS, Trap, until
+from moments import BULK_FILES, MOMENTS, Trap
 from rig import CHECKOUT, STANDIN_SERIES, Rig
 
 TIMEOUTS = {

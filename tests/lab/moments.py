@@ -310,12 +310,12 @@ MOMENTS: dict[str, Moment] = {
     "P3 renamed": Moment("the release is in releases/", lambda s: bool(s.names(RELEASES) - s.releases)),
     "P3 begin": _call("begin"),
     "P4 armed": _state("ARMED"),
-    "P5 draining": _state("DRAINED"),
-    "P6 stopped": _state("STOPPED"),
-    "P7 drop-in half written": Moment(
-        "a trial is written, not yet renamed", lambda s: bool(s.halves(TRIAL_DIR))
+    "P4 written ahead": Moment(
+        "the trial lies ready, nothing is stopped", lambda s: s.state == "ARMED" and bool(s.halves(TRIAL_DIR))
     ),
-    "P7 drop-in in place": Moment(
+    "P5 drained": _state("DRAINED"),
+    "P6 stopped": _state("STOPPED"),
+    "P7 trial in place": Moment(
         "the trial is in place, not yet loaded", lambda s: s.trial and s.state == "STOPPED"
     ),
     "P8 switched": _state("SWITCHED"),
@@ -324,9 +324,6 @@ MOMENTS: dict[str, Moment] = {
     "P10 gated": _state("GATED"),
     "P11 confirm arrives": _call("confirm"),
     "P11 confirming": _state("CONFIRMING"),
-    "P11 kept half written": Moment(
-        "the drop-in in /etc is written, not yet renamed", lambda s: bool(s.halves(KEPT_DIR))
-    ),
     "P11 kept": Moment("the drop-in in /etc is the new one", lambda s: s.state == "CONFIRMING" and s.kept),
     "P11 recorded": Moment(
         "`confirmed` names the new release",
