@@ -37,7 +37,8 @@ def launch(txn: Txn, archive: str) -> None:
             "--property=Type=exec",
             # Whatever ends the runner, SIGKILL included, the guard looks at once. In a unit of its own, because a
             # shutdown waits for an ExecStopPost= and must not wait for a rollback.
-            "--property=ExecStopPost=" + " ".join(_now(txn, command)),
+            # The dash: on a host that goes down it fails, and the line behind it must run.
+            "--property=ExecStopPost=-" + " ".join(_now(txn, command)),
             _when_stopped(archive, txn),
             "--",
             *command,
