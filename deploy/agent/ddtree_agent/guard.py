@@ -35,11 +35,11 @@ def launch(txn: Txn, archive: str) -> None:
             f"--unit={runner_unit(txn.id)}",
             f"--description=ddtree-ops rollout of {txn.layout.service}",
             "--property=Type=exec",
+            # First: on a host that goes down the next one does not return.
+            _when_stopped(archive, txn),
             # Whatever ends the runner, SIGKILL included, the guard looks at once. In a unit of its own, because a
             # shutdown waits for an ExecStopPost= and must not wait for a rollback.
-            # The dash: on a host that goes down it fails, and the line behind it must run.
-            "--property=ExecStopPost=-" + " ".join(_now(txn, command)),
-            _when_stopped(archive, txn),
+            "--property=ExecStopPost=" + " ".join(_now(txn, command)),
             "--",
             *command,
             "run",
