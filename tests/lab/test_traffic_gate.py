@@ -153,6 +153,30 @@ def test_a_crash_of_the_host_leaves_no_gate(rig: Rig) -> None:
     rig.host.check(["nft", FOREIGN])  # its boot forgot the operator's own table too
 
 
+def test_a_reboot_from_inside_opens_the_gate_once_the_trial_is_stopped(rig: Rig) -> None:
+    """A soft reboot keeps /run and nft's tables, so that nobody else would take either away."""
+    rig.scenario({"when": TRIAL_ONLY, "then": {"delay": {"serve": 30}}})
+    witness = "nft list tables > /root/left; ls /run/systemd/system/sglang.service.d/* >> /root/left; true"
+    with OutsideClient(rig.host) as user:
+        deploy = rig.start("deploy")
+        rig.wait_state("STARTING")
+        rig.wait(f"curl -s {URL}")
+        runner = f"ddtree-txn-{max(rig.transactions())}.service"
+        rig.host.check(
+            "systemd-run -q --unit=witness -p Type=oneshot -p RemainAfterExit=yes "
+            f"-p Before={runner} -p ExecStop='/bin/sh -c \"{witness}\"' true"
+        )
+        before = rig.host.boot_id()
+        rig.host.fault("reboot")
+        Rig.kill(deploy)
+        rig.host.wait_boot(before)
+        assert rig.serving() == "None"
+    assert user.from_trial == []
+    assert rig.host.read("/root/left").split() == ["table", "inet", "operators"]
+    rig.status()
+    rig.host.check(["nft", FOREIGN])
+
+
 #: An nft that refuses to load, or to delete, the service's own table, and nothing else.
 REFUSES = """#!/bin/sh
 rules=

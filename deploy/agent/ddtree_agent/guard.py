@@ -6,6 +6,7 @@ import sys
 import time
 from typing import List
 
+from . import gate
 from .journal import Txn, boot_id
 from .layout import read_json, rewrite_json
 from .service import facts
@@ -145,10 +146,18 @@ def _boottime() -> float:
 
 
 def _on_the_way_down(txn: Txn) -> List[str]:
-    """A soft reboot (systemd 254 and newer) keeps /run: what works for a trial takes it away when it is stopped."""
-    trial = shlex.quote(txn.layout.trial)
-    script = f'test "$(systemctl is-system-running)" != stopping || rm -f {trial}'
-    return ["--property=ExecStopPost=/bin/sh -c " + shlex.quote(script.replace("$", "$$").replace("%", "%%"))]
+    """A soft reboot (systemd 254 and newer) keeps /run and nft's tables: what works for a trial takes both away when it
+    is stopped, which is once the service is."""
+    doing = ["rm -f " + shlex.quote(txn.layout.trial)]
+    if txn.intent.get("gate"):
+        doing.append(f"nft delete table inet {gate.table_of(txn.layout.service)}")
+    found = [f"--property=Before={txn.layout.service}"]  # stops in the other order
+    for command in doing:
+        # No $ and no ; in it: systemd (252, seen) does not read back the escapes that it writes for them into the file
+        # of a transient unit, and a daemon-reload comes in every rollout.
+        script = f"systemctl is-system-running | grep -qx stopping && {command}".replace("%", "%%")
+        found.append("--property=ExecStopPost=-/bin/sh -c " + shlex.quote(script))
+    return found
 
 
 def _now(txn: Txn, command: List[str]) -> List[str]:

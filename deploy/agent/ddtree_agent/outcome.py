@@ -71,7 +71,7 @@ def finish_confirm(txn: Txn) -> None:
         service.reload()
         problem = open_gate(txn)
         if problem is not None:  # users cannot reach it yet: the guard comes back here
-            raise AgentError("outcome-unknown", problem)
+            raise AgentError("unknown", problem, next="ddtree-ops status")
         room.spend(txn.layout, lambda: _record(txn, {"outcome": "confirmed", "serving": intent["release"]}))
         txn.to("CONFIRMED")
     _tidy(txn)
