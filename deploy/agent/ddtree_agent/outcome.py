@@ -267,6 +267,6 @@ def _sources(txn: Txn) -> Optional[str]:
     """What the release was made of: the history keeps it, so that it counts when the release itself is gone."""
     try:
         source = store.manifest_of(txn.layout, txn.intent["release"]).get("source_digest")
-    except AgentError:
-        return None
+    except (AgentError, OSError):
+        return None  # a failed release that cannot be read does not cost the record
     return str(source) if source else None
