@@ -6,7 +6,7 @@ from typing import Any, Dict, Optional
 
 from . import drain, guard, room, service, store
 from .core.signatures import clean
-from .core.txn import TOUCHED, is_open
+from .core.txn import FORWARD, TOUCHED, is_open
 from .decided import confirmed, keep, kept_text, set_confirmed, sweep_ready, undo_of
 from .journal import Txn
 from .layout import BASELINE, append_history, read_history, read_json, write_json
@@ -32,6 +32,13 @@ def confirm(txn: Txn, nonce: str) -> Dict[str, Any]:
     if txn.state == "GATED":
         _still_confirmable(txn)
     if txn.state not in ("CONFIRMING", "CONFIRMED") and not txn.to("CONFIRMING"):
+        if txn.state in FORWARD:
+            raise AgentError(
+                "precondition",
+                f"rollout {txn.id} is not ready to be confirmed: it is {txn.state}",
+                meaning="nothing changed",
+                next="ddtree-ops status",
+            )
         raise AgentError(
             "rolled-back",
             f"rollout {txn.id} cannot be confirmed any more: it is {txn.state}",
