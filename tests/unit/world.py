@@ -102,10 +102,9 @@ class World:
 
     def run(self, proc: Process, effects: int = 1_000_000) -> None:
         """Let one process make some effects, as far as it comes by itself."""
-        for _ in range(effects):
-            if not proc.runnable:
-                return
-            proc.resume()
+        until = proc.count + effects
+        while proc.runnable and proc.count < until:
+            proc.resume(until - proc.count)
             if proc.blocked:
                 return
 
@@ -264,11 +263,8 @@ class World:
     def _one(self) -> bool:
         moved = False
         for proc in list(self.procs):
-            if proc.runnable and not proc.blocked:
-                proc.resume()
-                moved = True
-            elif proc.blocked and not proc.done:
-                proc.resume()
+            moved |= proc.runnable and not proc.blocked
+            self.run(proc, 5)
         return moved
 
 

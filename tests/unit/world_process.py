@@ -38,6 +38,12 @@ class Killed(BaseException):
     """SIGKILL: no handler of the agent may catch it."""
 
 
+def _shut() -> Any:
+    lock = threading.Lock()
+    lock.acquire()
+    return lock
+
+
 class Process:
     """One process of the agent. It runs only while the world waits for it: one at a time, from pause to pause."""
 
@@ -47,9 +53,9 @@ class Process:
         self.error: BaseException | None = None
         self.done = self.dead = self.killed = self.frozen = self.blocked = False
         self.wake: float | None = None
-        self.at, self.count = "start", 0
+        self.at, self.count, self._free = "start", 0, 0
         self.beats: Callable[[], None] | None = None
-        self._call, self._go, self._back = call, threading.Semaphore(0), threading.Semaphore(0)
+        self._call, self._go, self._back = call, _shut(), _shut()
         self._thread: threading.Thread | None = None
 
     def __repr__(self) -> str:
@@ -59,8 +65,9 @@ class Process:
     def runnable(self) -> bool:
         return not (self.done or self.frozen) and (self.wake is None or self.wake <= self.world.now)
 
-    def resume(self) -> None:
-        """Let it make its next effect and come to the one after that."""
+    def resume(self, effects: int = 1) -> None:
+        """Let it make so many effects and come to the one after them; fewer where it has to wait."""
+        self._free = effects - 1
         if self._thread is None:
             if self.dead:
                 self.killed = True
@@ -80,15 +87,18 @@ class Process:
             self.dead, self.frozen = True, False
             self.resume()
 
-    def pause(self, at: str) -> None:
+    def pause(self, at: str, waits: bool = False) -> None:
         if self.dead:
             raise Killed
         self.at = at
+        self.count += 1
+        if self._free > 0 and not (waits or self.blocked):
+            self._free -= 1
+            return
         self._back.release()
         self._go.acquire()
         if self.dead:
             raise Killed
-        self.count += 1
 
     def _end(self) -> None:
         self.done = True
@@ -215,7 +225,7 @@ class _Clock:
         proc = caller()
         assert proc is not None
         proc.wake = self.world.now + max(seconds, 0.5)
-        proc.pause("sleep")
+        proc.pause("sleep", waits=True)
         proc.wake = None
 
 

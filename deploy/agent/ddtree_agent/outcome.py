@@ -31,7 +31,8 @@ def confirm(txn: Txn, nonce: str) -> Dict[str, Any]:
         )
     if txn.state == "GATED":
         _still_confirmable(txn)
-    if txn.state not in ("CONFIRMING", "CONFIRMED") and not txn.to("CONFIRMING"):
+    begun = ("CONFIRMING", "CONFIRMED")  # by us, or by another confirm while we asked
+    if txn.state not in begun and not txn.to("CONFIRMING") and txn.state not in begun:
         if txn.state in FORWARD:
             raise AgentError(
                 "precondition",
