@@ -13,18 +13,32 @@ from typing import Any
 
 import world_process
 import world_systemd
-from ddtree_agent import capacity, journal, layout, observe_env, outcome, rollout, service, store, undo, watching
+from ddtree_agent import (
+    capacity,
+    decided,
+    guard,
+    journal,
+    layout,
+    observe_env,
+    rollout,
+    service,
+    store,
+    undo,
+    watching,
+)
+from ddtree_agent import outcome as outcome
 from ddtree_agent.core.txn import is_open
 from ddtree_agent.layout import BASELINE, Layout
 from world_process import Process, caller, effect
 from world_systemd import Systemd
 
 SERVICE = "sglang.service"
-ARCHIVE = "/agent.pyz"
 TIMEOUTS = {"stop": 30, "confirm": 60, "cap": 300}
 #: How a release behaves under the watch.
 PASS, FAIL, HANG, DIES = "pass", "fail", "hang", "dies"
 _TICK_S = 5.0
+#: Files that the reserve has room for.
+_RESERVE = 40
 
 
 class World:
@@ -40,6 +54,10 @@ class World:
         self.procs: list[Process] = []
         self.effects = 0
         self.layout = Layout(SERVICE, self.root)
+        self.archive = os.path.join(self.layout.agents, "a" * 16, "ddtree-agent.pyz")
+        os.makedirs(os.path.dirname(self.archive))
+        with open(self.archive, "w"):
+            pass
         self._leave = world_process.enter(self)
         self._patched = _patch(self)
         self.systemd = Systemd(self.layout, self._agent, lambda: self.now)
@@ -75,11 +93,13 @@ class World:
     def _on_disk(self, path: str) -> bool:
         return path.startswith(self.root) and not path.startswith(self.root + "/run")
 
-    def freed(self) -> None:
-        """A file was unlinked. A neighbour fills the disk again at once: nothing is gained."""
+    def freed(self, path: str) -> None:
+        """A file was unlinked. Only the reserve is worth speaking of."""
+        if os.path.basename(path) == "reserve":
+            self.reserve = _RESERVE
 
     def set_disk(self, state: str) -> None:
-        self.disk = state
+        self.disk, self.reserve = state, 0
         self.disk_failed |= state != "ok"
 
     # Processes and time.
@@ -92,7 +112,7 @@ class World:
     def _agent(self, unit: str, command: list[str], env: dict[str, str]) -> Process:
         txn, op = command[command.index("--txn") + 1], command[-1]
         call = rollout.run if op == "run" else rollout.close
-        return self.spawn(unit, lambda: call(self.layout, txn, ARCHIVE), env)
+        return self.spawn(unit, lambda: call(self.layout, txn, self.archive), env)
 
     def ended(self, proc: Process) -> None:
         """Called by a process when its last line has run."""
@@ -159,7 +179,7 @@ class World:
 
     def deploy(self, release: str, who: str = "a@ops") -> Process:
         """Push and begin, as the controller does; the plan was made now."""
-        start = outcome.confirmed(self.layout)["release"]
+        start = decided.confirmed(self.layout)["release"]
         request = {
             "kind": "deploy",
             "txn": self.next_id(),
@@ -177,11 +197,11 @@ class World:
 
         def call() -> str:
             with layout.locked(self.layout, f"push by {who}"):
-                rollout.settle(self.layout, ARCHIVE)
+                rollout.settle(self.layout)
                 store.sweep_staging(self.layout)
                 effect("rename to", self.layout.release(release), grows=True)
                 self.add_release(release)
-            return rollout.begin(self.layout, request, ARCHIVE).id
+            return rollout.begin(self.layout, request, self.archive).id
 
         return self.op(f"deploy {release} by {who}", call)
 
@@ -204,7 +224,7 @@ class World:
 
     def rollback(self, to: str | None = None) -> Process:
         request = {"who": "b@ops", "txn": self.next_id(), "timeouts": TIMEOUTS, **({"to": to} if to else {})}
-        return self.op(f"rollback {to or ''}", lambda: undo.rollback(self.layout, request, ARCHIVE))
+        return self.op(f"rollback {to or ''}", lambda: undo.rollback(self.layout, request, self.archive))
 
     def note(self) -> Process:
         return self.op("status", lambda: rollout.note_reboot(self.layout))
@@ -323,6 +343,7 @@ def _patch(world: World) -> list[tuple[Any, str, Any]]:
         (capacity, "bounds", lambda *_: {}),
         (observe_env, "look", lambda *_: observe_env.HostState(None, (), (), {})),
         (journal, "boot_id", lambda: f"boot-{world.boots}"),
+        (guard, "boot_id", lambda: f"boot-{world.boots}"),
     ]
     old = [(target, name, getattr(target, name)) for target, name, _ in new]
     for target, name, value in new:
@@ -330,4 +351,4 @@ def _patch(world: World) -> list[tuple[Any, str, Any]]:
     return old
 
 
-__all__ = ["ARCHIVE", "DIES", "FAIL", "HANG", "PASS", "World", "caller"]
+__all__ = ["DIES", "FAIL", "HANG", "PASS", "World", "caller"]

@@ -171,14 +171,14 @@ class _Os:
     def unlink(self, path: str) -> None:
         effect("unlink", path)
         real_os.unlink(path)
-        self._freed()
+        self._freed(path)
 
     remove = unlink
 
-    def _freed(self) -> None:
+    def _freed(self, path: str) -> None:
         proc = caller()
         if proc is not None:
-            proc.world.freed()
+            proc.world.freed(path)
 
     def rmdir(self, path: str) -> None:
         effect("rmdir", path)

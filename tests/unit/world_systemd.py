@@ -23,6 +23,7 @@ class Timer:
     command: list[str]
     due: float | None
     again_s: float
+    after: list[str]
 
 
 @dataclass
@@ -30,7 +31,7 @@ class Unit:
     """A transient service."""
 
     proc: Process
-    after: list[str] = field(default_factory=list)  # its ExecStopPost=
+    after: list[str] = field(default_factory=list)  # its ExecStopPost= lines
     timer: str = ""
 
 
@@ -139,17 +140,18 @@ class Systemd:
         named = _values(options, "--unit")[0]
         name = named if "." in named else named + ".service"
         first = _values(options, "--on-active")
+        after = _values(options, "--property=ExecStopPost")
         if first:
             timer = name.replace(".service", ".timer")
             if timer in self.timers or name in self.units:
                 return 1, "", f"Failed to start transient timer unit: Unit {timer} was already loaded"
             again = _values(options, "--timer-property=OnUnitInactiveSec")
-            self.timers[timer] = Timer(command, self._now() + _seconds(first[0]), _seconds(again[0]))
+            due, again_s = self._now() + _seconds(first[0]), _seconds(again[0])
+            self.timers[timer] = Timer(command, due, again_s, after)
             return 0, "", ""
         if name in self.units:
             return 1, "", f"Failed to start transient service unit: Unit {name} was already loaded"
-        after = _values(options, "--property=ExecStopPost")
-        self._begin(name, command, _values(options, "--setenv"), after[0].split() if after else [])
+        self._begin(name, command, _values(options, "--setenv"), after)
         return 0, "", ""
 
     def _begin(self, name: str, command: list[str], env: list[str], after: list[str], timer: str = "") -> None:
@@ -161,18 +163,25 @@ class Systemd:
         for name, unit in list(self.units.items()):
             if unit.proc is not proc:
                 continue
-            if unit.after and not self.stopping:
-                self.run(unit.after)
+            for line in unit.after:
+                self._after(line)
             del self.units[name]
             if unit.timer in self.timers:
                 self.timers[unit.timer].due = self._now() + self.timers[unit.timer].again_s
+
+    def _after(self, line: str) -> None:
+        if line.startswith("/bin/sh"):  # what takes the trial away when the host goes down, and only then
+            if self.stopping and os.path.exists(self.layout.trial):
+                os.unlink(self.layout.trial)
+        elif not self.stopping:
+            self.run(line.split())
 
     def fire(self) -> None:
         """Start the service of every timer that is due."""
         for name, timer in list(self.timers.items()):
             if timer.due is not None and timer.due <= self._now() and not self.stopping:
                 timer.due = None
-                self._begin(name.replace(".timer", ".service"), timer.command, [], [], timer=name)
+                self._begin(name.replace(".timer", ".service"), timer.command, [], timer.after, timer=name)
 
 
 def _values(options: list[str], name: str) -> list[str]:

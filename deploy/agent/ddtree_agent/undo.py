@@ -24,8 +24,6 @@ def rollback(layout: Layout, request: Dict[str, Any], archive: str) -> Dict[str,
     rollout.note_reboot(layout)
     request = {**local_request(layout), **request}
     running = open_txn(layout)
-    if running is not None and not guard.at_work(running) and not guard.armed(running):
-        guard.arm(running, archive, 0)  # a crash before its runner began: somebody must end it
     if running is not None and running.intent["kind"] == "undo":
         if request.get("to") not in (None, running.intent["release"]):
             raise AgentError(
