@@ -114,9 +114,8 @@ class Truth:
             self.world.pass_time(4000)
             if self.world.open_txn() is None and not self.world.procs:
                 return
-            # The next call, whoever makes it: a status, and a deploy that is told to wait.
-            for call in (self.world.note(), self.world.rollback(), self.world.note()):
-                self.world.run(call)
+            # The next call, whoever makes it.
+            self.world.run(self.world.note())
 
     def _records(self, record: dict[str, Any]) -> None:
         world = self.world
