@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-
-from ddtree_agent import decided, guard, journal, layout, outcome, rollout
 from world import FAIL, PASS, World
 from world_process import Process
 from world_truth import Broken, Truth, named
+
+from ddtree_agent import decided, guard, journal, layout, outcome, rollout
 
 pytestmark = pytest.mark.tier("transaction")
 _FAR = 2000  # more effects than any call makes
@@ -324,7 +324,13 @@ MUTATIONS: dict[str, tuple[list[Mutation], Play]] = {
     "the guard's timer": ([_NO_TIMER], stopped_runner),
     "the guard": ([_NO_TIMER, _NO_FOLLOW_UP], runner_killed(FAIL)),
     "what boots before the note of it": (
-        [(decided.set_confirmed, "service.put_kept(", "write_json(layout.confirmed, record); service.put_kept(")],
+        [
+            (
+                decided.set_confirmed,
+                "service.put_kept(",
+                "write_json(layout.confirmed, record); service.put_kept(",
+            )
+        ],
         confirm_cut_by_host_crash,
     ),
     "the lock around a look at an open rollout": (

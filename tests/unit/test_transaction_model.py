@@ -18,7 +18,6 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
-
 from world import DIES, FAIL, HANG, PASS, World
 from world_truth import Truth
 

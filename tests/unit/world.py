@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import json
 import os
@@ -13,6 +14,9 @@ from typing import Any
 
 import world_process
 import world_systemd
+from world_process import Process, caller, effect
+from world_systemd import Systemd
+
 from ddtree_agent import (
     capacity,
     decided,
@@ -29,8 +33,6 @@ from ddtree_agent import (
 from ddtree_agent import outcome as outcome
 from ddtree_agent.core.txn import is_open
 from ddtree_agent.layout import BASELINE, Layout
-from world_process import Process, caller, effect
-from world_systemd import Systemd
 
 SERVICE = "sglang.service"
 TIMEOUTS = {"stop": 30, "confirm": 60, "cap": 300}
@@ -44,9 +46,10 @@ _RESERVE = 40
 class World:
     """One host. The agent's code runs only through `spawn` and its scheduler; everything else reads."""
 
-    def __init__(self) -> None:
+    def __init__(self, root: str = "") -> None:
         base = "/dev/shm" if os.path.isdir("/dev/shm") else None
-        self.root = tempfile.mkdtemp(prefix="ddtree-world-", dir=base)
+        self.root = root or tempfile.mkdtemp(prefix="ddtree-world-", dir=base)
+        self._ours, self._closed = not root, False
         self.now, self.boots, self.disk, self.reserve = 1_700_000_000.0, 1, "ok", 0
         self.disk_failed = False
         self.unreadable: set[str] = set()
@@ -55,7 +58,7 @@ class World:
         self.effects = 0
         self.layout = Layout(SERVICE, self.root)
         self.archive = os.path.join(self.layout.agents, "a" * 16, "ddtree-agent.pyz")
-        os.makedirs(os.path.dirname(self.archive))
+        os.makedirs(os.path.dirname(self.archive), exist_ok=True)
         with open(self.archive, "w"):
             pass
         self._leave = world_process.enter(self)
@@ -64,15 +67,27 @@ class World:
         self._serial = 0
 
     def close(self) -> None:
-        """Kill what is left and take the host away."""
+        """Kill what is left and take the host away. A second call does nothing."""
+        if self._closed:
+            return
+        self._closed = True
         for proc in list(self.procs):
             proc.kill()
         self._leave()
         for target, name, value in self._patched:
             setattr(target, name, value)
-        shutil.rmtree(self.root, ignore_errors=True)
+        if self._ours:
+            shutil.rmtree(self.root, ignore_errors=True)
 
     # The disk.
+
+    def sync(self) -> None:
+        """sync(2), for the host's own filesystem alone."""
+        fd = os.open(self.root, os.O_RDONLY)
+        try:
+            ctypes.CDLL(None).syncfs(fd)
+        finally:
+            os.close(fd)
 
     def disk_allows(self, path: str, grows: bool, looks: bool) -> None:
         """Raise what the disk answers to an effect on `path`."""
@@ -260,7 +275,7 @@ class World:
     # What is true.
 
     def command(self, argv: list[str], given: bytes | None) -> tuple[int, str, str]:
-        return self.systemd.run(argv)
+        return (0, "", "") if "compileall" in argv else self.systemd.run(argv)
 
     def transactions(self) -> Iterator[journal.Txn]:
         for name in journal.transactions(self.layout):
@@ -335,7 +350,7 @@ def _patch(world: World) -> list[tuple[Any, str, Any]]:
     new: list[tuple[Any, str, Any]] = [
         (watching, "Observer", world_systemd.Observer),
         (watching, "reducer", judge),
-        (watching, "signatures", lambda: []),
+        (watching, "signatures", list),
         (watching, "_TICK_S", _TICK_S),
         (service, "_environ", environ),
         (service, "answers", healthy),

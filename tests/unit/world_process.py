@@ -135,7 +135,7 @@ def effect(what: str, path: object = "", grows: bool = False, looks: bool = Fals
     if proc is None:
         return
     where = str(path)
-    proc.pause(f"{what} {real_os.path.basename(where)}")
+    proc.pause(f"{'look: ' if looks else ''}{what} {real_os.path.basename(where)}")
     proc.world.disk_allows(where, grows, looks)
 
 
@@ -157,10 +157,14 @@ class _Os:
         return real_os.open(path, flags, mode, **more)
 
     def fsync(self, fd: int) -> None:
-        effect("fsync")
+        effect("fsync", real_os.readlink(f"/proc/self/fd/{fd}"))
+        real_os.fsync(fd)
 
     def sync(self) -> None:
         effect("sync")
+        proc = caller()
+        if proc is not None:
+            proc.world.sync()
 
     def rename(self, source: str, target: str) -> None:
         effect("rename to", target)
@@ -320,6 +324,7 @@ _SEAMS = {
 
 def enter(world: World) -> Callable[[], None]:
     """Put the seams under the agent; returns the call that takes them away."""
+    before = getattr(_Clock, "world", world)
     _Clock.world = world
     undo: list[tuple[Any, str, Any]] = []
     for module in MODULES:
@@ -330,6 +335,7 @@ def enter(world: World) -> Callable[[], None]:
         module.open = _open  # type: ignore[attr-defined]
 
     def leave() -> None:
+        _Clock.world = before
         for module, name, value in undo:
             setattr(module, name, value)
         for module in MODULES:

@@ -9,9 +9,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from ddtree_agent.layout import BASELINE, Layout
-
 from world_process import Process
+
+from ddtree_agent.layout import BASELINE, Layout
 
 _ARGV = "serve baseline"
 
@@ -154,7 +154,9 @@ class Systemd:
         self._begin(name, command, _values(options, "--setenv"), after)
         return 0, "", ""
 
-    def _begin(self, name: str, command: list[str], env: list[str], after: list[str], timer: str = "") -> None:
+    def _begin(
+        self, name: str, command: list[str], env: list[str], after: list[str], timer: str = ""
+    ) -> None:
         proc = self._spawn(name, command, dict(pair.split("=", 1) for pair in env))
         self.units[name] = Unit(proc, after, timer)
 

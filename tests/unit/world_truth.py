@@ -7,12 +7,13 @@ import os
 import re
 from typing import Any
 
+from world import PASS, World
+from world_process import Process
+
 from ddtree_agent import store
 from ddtree_agent.core.txn import is_open
 from ddtree_agent.layout import BASELINE
 from ddtree_agent.wire import AgentError
-from world import PASS, World
-from world_process import Process
 
 
 class Broken(AssertionError):
@@ -33,11 +34,16 @@ def _read(path: str) -> Any:
         return None
 
 
+def release_in(dropin: str | None) -> str:
+    """The release that a drop-in's text names, "baseline" where there is none."""
+    return BASELINE if dropin is None else str(re.findall(r"DDTREE_RELEASE=([0-9a-f]+)", dropin)[-1])
+
+
 def named(path: str) -> str:
-    """The release that a drop-in names, "baseline" where there is no drop-in."""
+    """The release that a drop-in names, "baseline" where the file is not there."""
     try:
         with open(path) as file:
-            return re.findall(r"DDTREE_RELEASE=([0-9a-f]+)", file.read())[-1]
+            return release_in(file.read())
     except FileNotFoundError:
         return BASELINE
 
@@ -81,7 +87,9 @@ class Truth:
             return
         found = _read(os.path.join(self.world.layout.txn(txn), "outcome.json"))
         before = self._ended.setdefault(txn, (state, found))
-        require(before == (state, found), "I4", f"the record of {txn} changed: {before} is now {state}, {found}")
+        require(
+            before == (state, found), "I4", f"the record of {txn} changed: {before} is now {state}, {found}"
+        )
 
     def converged(self) -> None:
         """No more faults, and all timers have fired: the host is whole, and every record tells the truth."""
