@@ -112,6 +112,14 @@ class Transaction(RuleBasedStateMachine):
     def host_crashes(self) -> None:
         self.world.crash()
 
+    @rule(soft=st.booleans(), effects=st.integers(0, 60))
+    def host_reboots(self, soft: bool, effects: int) -> None:
+        self.world.go_down(soft, effects)
+
+    @rule()
+    def somebody_restarts_the_service(self) -> None:
+        self.world.systemd.restart()
+
     @rule(state=st.sampled_from(["full", "read-only", "ok", "ok"]))
     def disk(self, state: str) -> None:
         self.world.set_disk(state)

@@ -14,7 +14,7 @@ from typing import Any
 
 import world_process
 import world_systemd
-from world_process import Process, caller, effect
+from world_process import Process, effect
 from world_systemd import Systemd
 
 from ddtree_agent import (
@@ -24,13 +24,14 @@ from ddtree_agent import (
     journal,
     layout,
     observe_env,
+    outcome,
     rollout,
     service,
+    status,
     store,
     undo,
     watching,
 )
-from ddtree_agent import outcome as outcome
 from ddtree_agent.core.txn import is_open
 from ddtree_agent.layout import BASELINE, Layout
 
@@ -52,6 +53,7 @@ class World:
         self._ours, self._closed = not root, False
         self.now, self.boots, self.disk, self.reserve = 1_700_000_000.0, 1, "ok", 0
         self.disk_failed = False
+        self.bugs: list[str] = []  # what the agent raised and should not
         self.unreadable: set[str] = set()
         self.behaviour: dict[str, str] = {}
         self.procs: list[Process] = []
@@ -133,6 +135,9 @@ class World:
         """Called by a process when its last line has run."""
         self.procs.remove(proc)
         self.effects += proc.count
+        broken = isinstance(proc.error, OSError) and (self.disk_failed or self.unreadable)
+        if proc.error is not None and not proc.refused and not broken:
+            self.bugs.append(f"{proc}: {proc.error!r}")
         self.systemd.ended(proc)
 
     def run(self, proc: Process, effects: int = 1_000_000) -> None:
@@ -182,6 +187,17 @@ class World:
         self.boots += 1
         self.now += 30
         self.systemd.boot()
+
+    def go_down(self, soft: bool, effects: int) -> None:
+        """An orderly reboot: who runs sees it for some effects and is ended. A soft one keeps /run and the kernel."""
+        self.systemd.go_down()
+        for proc in list(self.procs):
+            self.run(proc, effects)
+        for proc in list(self.procs):
+            proc.kill()
+        self.now += 30
+        self.boots += not soft
+        self.systemd.boot(keep_run=soft)
 
     # What operators do: each a process of its own, as over a line.
 
@@ -242,7 +258,11 @@ class World:
         return self.op(f"rollback {to or ''}", lambda: undo.rollback(self.layout, request, self.archive))
 
     def note(self) -> Process:
-        return self.op("status", lambda: rollout.note_reboot(self.layout))
+        def call() -> dict[str, Any]:
+            rollout.note_reboot(self.layout)
+            return status.status(self.layout)
+
+        return self.op("status", call)
 
     def add_release(self, digest: str) -> None:
         """A sealed release with two files in it."""
@@ -364,6 +384,3 @@ def _patch(world: World) -> list[tuple[Any, str, Any]]:
     for target, name, value in new:
         setattr(target, name, value)
     return old
-
-
-__all__ = ["DIES", "FAIL", "HANG", "PASS", "World", "caller"]

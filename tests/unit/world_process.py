@@ -1,4 +1,4 @@
-"""Runs the agent's real code as processes that stop before every effect, so that a test decides who goes on and who dies.
+"""Runs the agent's real code as processes that stop before every effect: a test decides who goes on and who dies.
 
 Each module of the agent gets its own `os`, `open`, `time`, `fcntl`, … whose effects pause the calling process. A
 killed process makes no further effect: what its `finally` blocks try dies as well, as SIGKILL would have it.
@@ -130,7 +130,7 @@ def caller() -> Process | None:
 
 
 def effect(what: str, path: object = "", grows: bool = False, looks: bool = False) -> None:
-    """Stop here; then fail as the disk would. `grows`: needs a block that the file has not; `looks`: changes nothing."""
+    """Stop here; then fail as the disk would. `grows`: takes a new block; `looks`: changes nothing."""
     proc = caller()
     if proc is None:
         return

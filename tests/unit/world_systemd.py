@@ -49,14 +49,25 @@ class Systemd:
         self.tables: set[str] = set()  # nft tables
         self.boot()
 
-    def boot(self) -> None:
-        """Everything of /run is gone; the service starts from what /etc says."""
-        shutil.rmtree(os.path.join(self.layout.root, "run"), ignore_errors=True)
-        os.makedirs(os.path.join(self.layout.root, "run/systemd/system"))
+    def boot(self, keep_run: bool = False) -> None:
+        """Everything that ran is gone, and /run with it; the service starts from what the drop-ins say."""
+        if not keep_run:
+            shutil.rmtree(os.path.join(self.layout.root, "run"), ignore_errors=True)
+        os.makedirs(os.path.join(self.layout.root, "run/systemd/system"), exist_ok=True)
         os.makedirs(os.path.join(self.layout.root, "etc/systemd/system"), exist_ok=True)
         self.units, self.timers, self.stopping, self.pid = {}, {}, False, 0
         self.tables = set()
         self._reload()
+        self._start()
+
+    def go_down(self) -> None:
+        """A shutdown has begun: nothing starts any more, and the service stops."""
+        self.stopping = True
+        self._stop(self.layout.service)
+
+    def restart(self) -> None:
+        """Somebody types `systemctl restart`."""
+        self._stop(self.layout.service)
         self._start()
 
     def _reload(self) -> None:

@@ -63,6 +63,7 @@ class Truth:
     def always(self) -> None:
         """After every step, whoever is in the middle of what."""
         world, layout = self.world, self.world.layout
+        require(not world.bugs, "bug", world.bugs)
         record = _read(layout.confirmed) or {"release": BASELINE}
         opened = [txn for txn in world.transactions() if is_open(txn.state)]
         require(len(opened) <= 1, "I5", f"two rollouts are open at once: {[txn.id for txn in opened]}")
