@@ -34,6 +34,7 @@ class Transaction(RuleBasedStateMachine):
         super().__init__()
         self.world = World()
         self.truth = Truth(self.world)
+        self._seen = (0, 0)
 
     @initialize(had=st.booleans())
     def before(self, had: bool) -> None:
@@ -58,10 +59,14 @@ class Transaction(RuleBasedStateMachine):
         self.world.deploy(release)
 
     @rule(right=st.sampled_from([True, True, True, False]))
-    @precondition(lambda self: any(True for _ in self.world.transactions()))
+    @precondition(lambda self: self._last_deploy())
     def confirm(self, right: bool) -> None:
-        txn = list(self.world.transactions())[-1].id
+        txn = self._last_deploy()
         self.truth.asked_confirm(txn, self.world.confirm(txn, right))
+
+    def _last_deploy(self) -> str:
+        deploys = [txn.id for txn in self.world.transactions() if txn.intent["kind"] == "deploy"]
+        return deploys[-1] if deploys else ""
 
     @rule()
     def abort(self) -> None:
@@ -133,7 +138,10 @@ class Transaction(RuleBasedStateMachine):
 
     @invariant()
     def truth_always(self) -> None:
-        self.truth.always()
+        now = (self.world.effects + sum(proc.count for proc in self.world.procs), self.world.systemd.pid)
+        if now != self._seen:  # else nothing has happened
+            self._seen = now
+            self.truth.always()
 
     def teardown(self) -> None:
         try:

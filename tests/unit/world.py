@@ -319,7 +319,7 @@ class World:
         moved = False
         for proc in list(self.procs):
             moved |= proc.runnable and not proc.blocked
-            self.run(proc, 5)
+            self.run(proc, 40)
         return moved
 
 
