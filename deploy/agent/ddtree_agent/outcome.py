@@ -6,7 +6,7 @@ from typing import Any, Dict, Optional
 
 from . import drain, gate, guard, room, service, store
 from .core.signatures import clean
-from .core.txn import TOUCHED, is_open
+from .core.txn import FORWARD, TOUCHED, is_open
 from .decided import confirmed, keep, kept_text, set_confirmed, sweep_ready, undo_of
 from .journal import Txn
 from .layout import BASELINE, append_history, read_history, read_json, write_json
@@ -31,7 +31,15 @@ def confirm(txn: Txn, nonce: str) -> Dict[str, Any]:
         )
     if txn.state == "GATED":
         _still_confirmable(txn)
-    if txn.state not in ("CONFIRMING", "CONFIRMED") and not txn.to("CONFIRMING"):
+    begun = ("CONFIRMING", "CONFIRMED")  # by us, or by another confirm while we asked
+    if txn.state not in begun and not txn.to("CONFIRMING") and txn.state not in begun:
+        if txn.state in FORWARD:
+            raise AgentError(
+                "precondition",
+                f"rollout {txn.id} is not ready to be confirmed: it is {txn.state}",
+                meaning="nothing changed",
+                next="ddtree-ops status",
+            )
         raise AgentError(
             "rolled-back",
             f"rollout {txn.id} cannot be confirmed any more: it is {txn.state}",
@@ -295,6 +303,6 @@ def _sources(txn: Txn) -> Optional[str]:
     """What the release was made of: the history keeps it, so that it counts when the release itself is gone."""
     try:
         source = store.manifest_of(txn.layout, txn.intent["release"]).get("source_digest")
-    except AgentError:
-        return None
+    except (AgentError, OSError):
+        return None  # a failed release that cannot be read does not cost the record
     return str(source) if source else None

@@ -102,14 +102,16 @@ def note_reboot(layout: Layout) -> None:
     txn = open_txn(layout)
     if txn is None:
         return
-    if not txn.rebooted or os.path.exists(layout.trial):
-        _see_guarded(txn)
-        return
+    gone = txn.rebooted and not os.path.exists(layout.trial)
     try:
-        with locked(layout, "the record of a reboot"):
-            _close_by_reboot(txn)
+        # Under the lock: a rollout between its record and its runner is not one that lost its guard.
+        with locked(layout, "the record of a reboot", wait_s=0.5 if gone else 0.0):
+            if gone:
+                _close_by_reboot(txn)
+            elif is_open(txn.state):
+                _see_guarded(txn)
     except AgentError:
-        pass  # somebody else is writing it down right now
+        pass  # whoever holds the lock is at work on it right now
 
 
 def begin(layout: Layout, request: Dict[str, Any], archive: str) -> Txn:
