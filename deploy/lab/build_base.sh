@@ -19,7 +19,7 @@ LogLevel VERBOSE
 
 export MASKED="${masked[*]}" SSHD_SETTINGS="$sshd_settings"
 exec mmdebstrap --quiet --variant=minbase --mode=root --format=directory \
-  --include=systemd,systemd-sysv,dbus,openssh-server,python3,iproute2,procps,curl,rsync \
+  --include=systemd,systemd-sysv,dbus,openssh-server,python3,iproute2,nftables,procps,curl,rsync \
   --aptopt='Acquire::Languages "none"' \
   --aptopt='APT::Install-Recommends "false"' \
   --dpkgopt='force-unsafe-io' \

@@ -2,10 +2,9 @@
 
 import os
 import re
-import shutil
 from typing import Any, Dict, Optional
 
-from . import systemd
+from . import gate, systemd
 
 _TEE = re.compile(r"\|\s*tee\s+(?:-a\s+|--append\s+)?(\S+)")
 
@@ -13,12 +12,12 @@ _TEE = re.compile(r"\|\s*tee\s+(?:-a\s+|--append\s+)?(\S+)")
 def capabilities(show: Dict[str, str], measure: bool = False) -> Dict[str, Any]:
     """{systemd: int, load_credential: bool, nft: bool, log: "journal" | "file:…" | "none"}; null: unknown.
 
-    measure: also try LoadCredential and nft: starts a transient unit, makes and removes an nft table.
+    measure: also try LoadCredential and the traffic gate: starts a transient unit, shuts and opens a gate of its own.
     """
     return {
         "systemd": systemd_version(),
         "load_credential": load_credential() if measure else None,
-        "nft": nft() if measure else None,
+        "nft": gate.works() if measure else None,
         "log": log_target(show),
     }
 
@@ -44,20 +43,6 @@ def load_credential() -> Optional[bool]:
             return status == 0 and out.strip() == file.read().strip()
     except OSError:
         return None
-
-
-def nft() -> Optional[bool]:
-    """Whether we may make an nft table here. It is empty and goes at once. null: not root."""
-    if os.geteuid() != 0:
-        return None
-    if shutil.which("nft", path="/usr/sbin:/sbin:/usr/bin:/bin") is None:
-        return False
-    name = f"ddtree_probe_{os.getpid()}"
-    made = systemd.run(["nft", "add", "table", "inet", name], 5)[0]
-    if made in (124, 127):
-        return None
-    systemd.run(["nft", "delete", "table", "inet", name], 5)
-    return made == 0
 
 
 def log_target(show: Dict[str, str]) -> str:

@@ -35,10 +35,11 @@ def launch(txn: Txn, archive: str) -> None:
             f"--unit={runner_unit(txn.id)}",
             f"--description=ddtree-ops rollout of {txn.layout.service}",
             "--property=Type=exec",
+            # First: on a host that goes down the next one does not return.
+            *_when_stopped(archive, txn),
             # Whatever ends the runner, SIGKILL included, the guard looks at once. In a unit of its own, because a
             # shutdown waits for an ExecStopPost= and must not wait for a rollback.
             "--property=ExecStopPost=" + " ".join(_now(txn, command)),
-            _when_stopped(archive, txn),
             "--",
             *command,
             "run",
@@ -67,7 +68,7 @@ def arm(txn: Txn, archive: str, seconds: float) -> None:
             f"--on-active={_LOOK_S}s",
             f"--timer-property=OnUnitInactiveSec={_LOOK_S}s",
             "--timer-property=AccuracySec=100ms",
-            _when_stopped(archive, txn),
+            *_when_stopped(archive, txn),
             "--",
             *_command(archive, txn),
             "guard",
@@ -143,10 +144,16 @@ def _boottime() -> float:
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
-def _when_stopped(archive: str, txn: Txn) -> str:
-    """For a unit that works for a trial: its end may be the host's, see `rollout.stopped`. Plain words only, since
-    systemd 252 reads quoted ones of a transient unit differently once it has reloaded."""
-    return "--property=ExecStopPost=" + " ".join([*_command(archive, txn), "stopped"])
+def _when_stopped(archive: str, txn: Txn) -> List[str]:
+    """For a unit that works for a trial: its end may be the host's, see `rollout.stopped`.
+
+    Plain words only: systemd 252 does not read back the escapes of quoted ones that it writes into the file of a
+    transient unit, and a daemon-reload comes in every rollout.
+    """
+    return [
+        f"--property=Before={txn.layout.service}",  # so it is stopped after the service
+        "--property=ExecStopPost=" + " ".join([*_command(archive, txn), "stopped"]),
+    ]
 
 
 def _now(txn: Txn, command: List[str]) -> List[str]:

@@ -4,9 +4,9 @@ import os
 import time
 from typing import Any, Dict, Optional
 
-from . import drain, guard, room, service, store
+from . import drain, gate, guard, room, service, store
 from .core.signatures import clean
-from .core.txn import TOUCHED, is_open
+from .core.txn import FORWARD, TOUCHED, is_open
 from .decided import confirmed, keep, kept_text, set_confirmed, sweep_ready, undo_of
 from .journal import Txn
 from .layout import BASELINE, append_history, read_history, read_json, write_json
@@ -31,7 +31,15 @@ def confirm(txn: Txn, nonce: str) -> Dict[str, Any]:
         )
     if txn.state == "GATED":
         _still_confirmable(txn)
-    if txn.state not in ("CONFIRMING", "CONFIRMED") and not txn.to("CONFIRMING"):
+    begun = ("CONFIRMING", "CONFIRMED")  # by us, or by another confirm while we asked
+    if txn.state not in begun and not txn.to("CONFIRMING") and txn.state not in begun:
+        if txn.state in FORWARD:
+            raise AgentError(
+                "precondition",
+                f"rollout {txn.id} is not ready to be confirmed: it is {txn.state}",
+                meaning="nothing changed",
+                next="ddtree-ops status",
+            )
         raise AgentError(
             "rolled-back",
             f"rollout {txn.id} cannot be confirmed any more: it is {txn.state}",
@@ -69,6 +77,9 @@ def finish_confirm(txn: Txn) -> None:
             room.spend(txn.layout, lambda: set_confirmed(layout, release, undo_of(layout, release), txn.id))
         service.drop_trial(layout)
         service.reload()
+        problem = open_gate(txn)
+        if problem is not None:  # users cannot reach it yet: the guard comes back here
+            raise AgentError("unknown", problem, next="ddtree-ops status")
         fields = {"outcome": "confirmed", "serving": intent["release"], **_put_back(txn)}
         room.spend(layout, lambda: _record(txn, fields))
         txn.to("CONFIRMED")
@@ -98,6 +109,24 @@ def restore(txn: Txn, failure: Failure, archive: str) -> None:
         time.sleep(pause)
         pause = min(pause * 2, 60.0)
     rolled_back(txn, failure, rollback_s=round(time.monotonic() - begun, 2))
+
+
+def open_gate(txn: Txn) -> Optional[str]:
+    """Let users reach the port again; None where they do, else why not, in a sentence that was also noted."""
+    if not txn.intent.get("gate"):
+        return None  # never shut
+    was = gate.there(txn.layout.service)
+    problem = gate.open_(txn.layout.service)
+    if problem is not None:
+        problem = f"the traffic gate of port {txn.intent['port']} could not be opened: {problem}"
+    if was or problem:
+        txn.say(
+            {
+                "ev": "note",
+                "text": problem or f"traffic gate open: port {txn.intent['port']} answers everyone",
+            }
+        )
+    return problem
 
 
 def rolled_back(txn: Txn, failure: Failure, **measured: Any) -> None:
@@ -196,21 +225,28 @@ def _restore_once(txn: Txn) -> Optional[Failure]:
             service.put_kept(layout, kept_text(layout, record))
         service.reload()
         if not trial and _serves_already(txn, record):
-            return None
+            return _shut_still(txn)
         stopped = service.stop(layout.service, intent["timeouts"]["stop"])
         txn.say({"ev": "note", "text": f"stopped in {stopped['seconds']} s"})
+        shut = _shut_still(txn)
         if not intent["was_active"]:
-            return None
+            return shut
         owner = service.wait_port_free(intent["port"], 30)
         if owner:
             txn.say({"ev": "note", "text": f"port {intent['port']} is held by {owner}"})
         with Watching(txn, intent, HEALTHY) as watching:
             service.start(layout.service)
-            return watching.verdict()
+            return watching.verdict() or shut
     except AgentError as error:
         return failure_of(txn, "restart", error.fields["what"], error.fields["evidence"])
     except Exception as error:  # whatever it is, the service comes first and is tried again
         return failure_of(txn, "restart", f"{type(error).__name__}: {error}")
+
+
+def _shut_still(txn: Txn) -> Optional[Failure]:
+    """A gate that does not open: the service is started all the same, but users do not reach it."""
+    problem = open_gate(txn)
+    return None if problem is None else failure_of(txn, "gate", problem)
 
 
 def _serves_already(txn: Txn, release: str) -> bool:
@@ -267,6 +303,6 @@ def _sources(txn: Txn) -> Optional[str]:
     """What the release was made of: the history keeps it, so that it counts when the release itself is gone."""
     try:
         source = store.manifest_of(txn.layout, txn.intent["release"]).get("source_digest")
-    except AgentError:
-        return None
+    except (AgentError, OSError):
+        return None  # a failed release that cannot be read does not cost the record
     return str(source) if source else None

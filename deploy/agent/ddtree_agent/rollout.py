@@ -5,7 +5,7 @@ import threading
 import time
 from typing import Any, Dict, Optional
 
-from . import capacity, drain, guard, install, observe_env, room, service, status, store
+from . import capacity, drain, gate, guard, install, observe_env, room, service, status, store
 from .core.txn import FORWARD, is_open
 from .decided import (
     confirmed,
@@ -23,6 +23,7 @@ from .outcome import (
     failure_of,
     finish_confirm,
     measures,
+    open_gate,
     restore,
     rolled_back,
     stopwatch,
@@ -65,10 +66,11 @@ def close(layout: Layout, txn_id: str, archive: str) -> None:
 
 
 def stopped(layout: Layout) -> None:
-    """A unit of a rollout was stopped. A soft reboot (systemd 254 and newer) keeps /run, so a host that goes down
-    forgets the trial here."""
+    """A unit of a rollout was stopped. A soft reboot (systemd 254 and newer) keeps /run and nft's tables, so a host
+    that goes down forgets trial and gate here."""
     if service.shutting_down():
         service.drop_trial(layout)
+        gate.open_(layout.service)
 
 
 def settle(layout: Layout) -> None:
@@ -78,6 +80,7 @@ def settle(layout: Layout) -> None:
     """
     txn = open_txn(layout)
     if txn is None:
+        gate.open_(layout.service)  # one that no rollout speaks for
         return
     if txn.rebooted and not os.path.exists(layout.trial):
         _close_by_reboot(txn)
@@ -99,14 +102,16 @@ def note_reboot(layout: Layout) -> None:
     txn = open_txn(layout)
     if txn is None:
         return
-    if not txn.rebooted or os.path.exists(layout.trial):
-        _see_guarded(txn)
-        return
+    gone = txn.rebooted and not os.path.exists(layout.trial)
     try:
-        with locked(layout, "the record of a reboot"):
-            _close_by_reboot(txn)
+        # Under the lock: a rollout between its record and its runner is not one that lost its guard.
+        with locked(layout, "the record of a reboot", wait_s=0.5 if gone else 0.0):
+            if gone:
+                _close_by_reboot(txn)
+            elif is_open(txn.state):
+                _see_guarded(txn)
     except AgentError:
-        pass  # somebody else is writing it down right now
+        pass  # whoever holds the lock is at work on it right now
 
 
 def begin(layout: Layout, request: Dict[str, Any], archive: str) -> Txn:
@@ -181,6 +186,7 @@ def _abandon(txn: Txn) -> None:
         if service.drop_trial(txn.layout):
             service.reload()
             service.stop(txn.layout.service, _ABANDONED_STOP_S)
+            gate.open_(txn.layout.service)
             service.start(txn.layout.service)
     guard.disarm(txn)
 
@@ -199,6 +205,7 @@ def _close_by_reboot(txn: Txn) -> None:
     layout, release = txn.layout, txn.intent["release"]
     if not is_open(txn.state):
         return
+    open_gate(txn)  # a network namespace may outlive the boot of a container
     begun = txn.state == "CONFIRMING" or (txn.intent["kind"] == "undo" and txn.state in FORWARD)
     if begun and service.kept_release(layout) == release:
         # The drop-in in /etc was changed already: what boots is what was being confirmed.
@@ -236,6 +243,7 @@ def _deploy(txn: Txn, intent: Dict[str, Any], archive: str) -> Optional[Failure]
     service.reload()
     service.read_back(layout, layout.trial, manifest["exec_argv"], text)
     _step(txn, "SWITCHED")
+    _shut_gate(txn, intent)
     with Watching(txn, intent, {**least, **intent["expect"]}, host) as watching:
         failure = _start(txn, watching)
         if failure is not None:
@@ -245,6 +253,9 @@ def _deploy(txn: Txn, intent: Dict[str, Any], archive: str) -> Optional[Failure]
         service.read_back(layout, layout.trial, manifest["exec_argv"], text)
         guard.extend(txn, intent["timeouts"]["confirm"] + guard.SLACK_S)
         _step(txn, "GATED", deadline_s=intent["timeouts"]["confirm"])
+        problem = open_gate(txn)
+        if problem is not None:
+            return failure_of(txn, "gate", problem)
         return _await_confirm(txn, intent, watching)
 
 
@@ -313,6 +324,18 @@ def _stop(txn: Txn, intent: Dict[str, Any]) -> None:
     stopped = service.stop(txn.layout.service, intent["timeouts"]["stop"])
     stopwatch(txn, stop=stopped, down_since=begun)
     _step(txn, "STOPPED", **stopped)
+
+
+def _shut_gate(txn: Txn, intent: Dict[str, Any]) -> None:
+    if not intent.get("gate"):
+        text = f"no traffic gate on this host: port {intent['port']} answers everyone before its gates pass"
+        txn.say({"ev": "note", "text": text})
+        return
+    gate.shut(txn.layout.service, intent["port"])
+    text = (
+        f"traffic gate shut: port {intent['port']} answers only this host's root and the service's own user"
+    )
+    txn.say({"ev": "note", "text": text})
 
 
 def _start(txn: Txn, watching: Watching) -> Optional[Failure]:

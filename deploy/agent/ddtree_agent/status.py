@@ -3,7 +3,7 @@
 import os
 from typing import Any, Dict, List, Tuple
 
-from . import drain, service, store
+from . import drain, gate, service, store
 from .decided import confirmed
 from .journal import Txn, open_txn, transactions
 from .layout import Layout, holder, read_history
@@ -57,6 +57,11 @@ def drift(layout: Layout) -> List[str]:
     if os.path.exists(layout.trial):
         found.append(
             f"{layout.trial} is in place though no rollout is open: ddtree-ops rollback takes it away"
+        )
+    if gate.there(layout.service):
+        found.append(
+            f"a traffic gate keeps users out though no rollout is open: nft delete table inet "
+            f"{gate.table_of(layout.service)}"
         )
     found += _release_drift(layout, record["release"])
     running = service.running_release(layout.service) or "baseline"

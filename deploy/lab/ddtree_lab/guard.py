@@ -13,6 +13,7 @@ PACKAGES = {
     "systemd-nspawn": "systemd-container",
     "mmdebstrap": "mmdebstrap",
     "ip": "iproute2",
+    "nft": "nftables",
     "ssh": "openssh-client",
     "ssh-keygen": "openssh-client",
     "unshare": "util-linux",

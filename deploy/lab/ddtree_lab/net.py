@@ -80,6 +80,8 @@ class Port:
     def power(self, on: bool) -> None:
         """Whether the host has power: without, its connections fall silent, where a dying process would reset them."""
         self._powered = on
+        if on:  # a kernel that boots has no packet filter; the namespace outlives the boots of its host
+            _ip(f"netns exec {self.host} nft flush ruleset")
         self._set_link()
 
     def _set_link(self) -> None:

@@ -70,6 +70,7 @@ def begin_request(prepared: Prepared, txn: str, nonce: str, operator: str) -> di
         "from": prepared.plan.preconditions.confirmed,
         "unit_files": dict(prepared.plan.preconditions.unit_files),
         "proven_by": prepared.proven_by,
+        "gate": prepared.gate,
         **prepared.endpoint.to_json(),
         "expect": {"state": prepared.expect_state},
         **limits(prepared.host),

@@ -16,7 +16,7 @@ from ddtree_ops.core.doctor import examine, refusal
 from ddtree_ops.core.errors import OpsError, PreconditionFailed, UsageProblem
 from ddtree_ops.core.finding import Level
 from ddtree_ops.core.modes import BASELINE
-from ddtree_ops.core.plan import Plan, Preconditions, estimate_downtime
+from ddtree_ops.core.plan import Plan, Preconditions, describe_gate, estimate_downtime
 from ddtree_ops.core.proof import Proof, describe, proven, read_proofs, recorded
 from ddtree_ops.core.steps import deploy_steps
 from ddtree_ops.core.wanted import Wanted
@@ -37,7 +37,7 @@ _PROBE_SILENCE_S = 180.0
 class Prepared:
     """Everything that a deploy needs, decided. `expect_state`: what /get_server_info must say; `modules`: what the
     import smoke imports besides its own list; `environment`: the release's, with @RELEASE@ in it; `proven_by`: the
-    mode in which this host must have confirmed the same sources."""
+    mode in which this host must have confirmed the same sources; `gate`: whether its nft can shut the port."""
 
     host: HostConfig
     plan: Plan
@@ -48,6 +48,7 @@ class Prepared:
     environment: Mapping[str, str]
     secrets: Mapping[str, Secret]
     proven_by: str | None = None
+    gate: bool = False
 
 
 def prepare(
@@ -92,6 +93,7 @@ def prepare(
         endpoint=where,
         expect_state=rendered.state,
         proven_by=series.modes.get(mode).proven_by,
+        gate=facts.capabilities.nft,
         modules=modules(patched),
         # What the unit itself sets stays with the unit: here are only names for its secrets.
         environment={k: v for k, v in rendered.env.items() if not v.startswith("${")},
@@ -254,6 +256,7 @@ def _plan(
         loses=rendered.loses,
         notes=[*proof, *rendered.notes],
         downtime=estimate_downtime(past, host.timeouts.stop),
+        gate=describe_gate(facts.capabilities.nft, past),
         done=confirmed == release.digest
         and service["active_state"] == "active"
         and not seen["state"].get("open")

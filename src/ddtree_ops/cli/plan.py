@@ -66,6 +66,7 @@ def describe(plan: Plan) -> str:
         *(f"  clients lose: {text}" for text in plan.loses),
         *(f"  note: {text}" for text in plan.notes),
         f"  downtime: {plan.downtime}",
+        f"  traffic: {plan.gate}",
         *(
             f"  {step.state:<10} {'(down) ' if step.down else ''}{step.does}; undo: {step.undo}"
             for step in plan.steps

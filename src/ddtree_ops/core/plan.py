@@ -11,6 +11,8 @@ from ddtree_ops.core.features import Loss
 from ddtree_ops.core.steps import Step
 
 SCHEMA_VERSION = 1
+#: The phases of core.signatures.PHASES in which the server listens and is not gated yet.
+_PORT_OPEN = ("serve", "mode", "capacity")
 
 
 @dataclass(frozen=True)
@@ -26,7 +28,7 @@ class Preconditions:
 @dataclass(frozen=True)
 class Plan:
     """A deploy, printable and serialisable. `changes`: sentences; `loses`: what clients lose against the baseline;
-    `downtime`: a sentence from the host's own last starts."""
+    `downtime` and `gate`: sentences, from the host's own last starts and from what its nft can do."""
 
     host: str
     service: str
@@ -42,6 +44,7 @@ class Plan:
     loses: Sequence[Loss] = ()
     notes: Sequence[str] = ()
     downtime: str = ""
+    gate: str = ""
     done: bool = False
 
     def to_json(self) -> dict[str, Any]:
@@ -108,3 +111,24 @@ def estimate_downtime(history: Sequence[Mapping[str, Any]], stop_limit_s: float)
         )
     last = seconds[-1]
     return f"about {last:.0f} s by the last change on this host, {2 * last:.0f} s if it fails and rolls back"
+
+
+def describe_gate(nft: bool, history: Sequence[Mapping[str, Any]]) -> str:
+    """A sentence on whom the port answers from the switch until the gates pass; without nft, how long it answers
+    everyone: the phases that the last measured start spent with its port open."""
+    if nft:
+        return "from the switch until its gates pass the port answers only us"
+    opened = [
+        sum(float(entry["phases"].get(phase) or 0) for phase in _PORT_OPEN)
+        for entry in history
+        if isinstance(entry.get("phases"), Mapping) and "serve" in entry["phases"]
+    ]
+    if not opened:
+        return (
+            "this host has no nft: an ungated server would be reachable from its first answer until its gates pass "
+            "(no start was measured on this host yet)"
+        )
+    return (
+        f"this host has no nft: an ungated server would be reachable for about {max(1.0, opened[-1]):.0f} s "
+        "(serve to gates passed, as last measured here)"
+    )
