@@ -80,7 +80,9 @@ def run(lab: Lab, cases: Iterable[Case], project: Path, hosts: int) -> list[Row]
             _write(out_path(), [rows[key] for key in sorted(rows)])
         bench.close()
 
-    threads = [threading.Thread(target=work, args=(f"fm{n}",)) for n in range(min(hosts, len(cases)))]
+    threads = [
+        threading.Thread(target=work, args=(f"fm{n}",), daemon=True) for n in range(min(hosts, len(cases)))
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:

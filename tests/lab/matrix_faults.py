@@ -15,6 +15,8 @@ from rig import Rig, Run
 
 #: A fault that the host must sit out is mended when the host has decided, or after this long.
 DECIDED_S = 90.0
+#: Where no record can be written the host has decided as well as it can: the guard writes it down afterwards.
+READ_ONLY_S = 15.0
 DEVICE = "/dev/nvidia0"
 OURS, STATE, ETC = "/opt/ddtree", "/var/lib/ddtree", "/etc"
 
@@ -111,12 +113,14 @@ def _reboot(live: Live) -> None:
     live.host.wait_boot(before)
 
 
-def _broken(fault: str, mend: str, place: str, *args: str) -> Callable[[Live], None]:
+def _broken(
+    fault: str, mend: str, place: str, *args: str, limit_s: float = DECIDED_S
+) -> Callable[[Live], None]:
     def strike(live: Live) -> None:
         live.host.fault(fault, place, *args)
         thaw(live.host)
         try:
-            until(live.decided, DECIDED_S)
+            until(live.decided, limit_s)
         finally:
             live.host.fault(mend, place)
 
@@ -175,7 +179,7 @@ FAULTS: dict[str, Callable[[Live], None]] = {
     "ENOSPC /opt": _broken("disk-full", "disk-restore", OURS, "0"),
     "ENOSPC /var": _broken("disk-full", "disk-restore", STATE, "0"),
     "EROFS /opt": _broken("read-only", "read-only-restore", OURS),
-    "EROFS /var": _broken("read-only", "read-only-restore", STATE),
+    "EROFS /var": _broken("read-only", "read-only-restore", STATE, limit_s=READ_ONLY_S),
     "EROFS /etc": _broken("read-only", "read-only-restore", ETC),
     "2nd operator": _second,
     "device gone": _device_gone,

@@ -80,7 +80,7 @@ _TOUCHED = {
     "host crash": "RB 10",
     "reboot": "RB 10",
     "ENOSPC /var": "RB 10 | NEW 0",
-    "EROFS /var": "RB 10",
+    "EROFS /var": "RB 10 | RB 14",
     "EROFS /etc": "RB 10",
     "2nd operator": "NEW 0",
 }
@@ -90,7 +90,7 @@ _ARMED = {
     "SIGINT": "OLD 3 | RB 10",
     "agent SIGKILL": "OLD 3",
     "ENOSPC /var": "OLD 3 | RB 10 | NEW 0",
-    "EROFS /var": "OLD 3 | RB 10",
+    "EROFS /var": "OLD 3 | RB 10 | RB 14",
 }
 _CONFIRM = {
     "SIGINT": "NEW 0",
@@ -114,7 +114,7 @@ _BACK = {
     "host crash": "RB 10",
     "reboot": "RB 10",
     "ENOSPC /var": "RB 10",
-    "EROFS /var": "RB 10",
+    "EROFS /var": "RB 10 | RB 14",
     "2nd operator": "RB 10",
 }
 
