@@ -35,6 +35,9 @@ TIMEOUTS = {
     "cap": 30,
 }
 OPERATOR_LIMIT_S = 240
+#: A file stands for the router's record that this server is out of it.
+DRAINED = "/var/tmp/drained"
+DRAIN = {"command": ["/usr/bin/touch", DRAINED], "undo": ["/bin/rm", "-f", DRAINED], "limit": 5}
 #: Two command lines that differ: each case leaves the one for the other.
 BUDGETS = (6, 5)
 
@@ -138,6 +141,8 @@ class Bench:
         keys: dict[str, Any] = {"budget": budget}
         if case.bulk:
             keys["series"] = str(bulk_series(self.project / f"bulk-{self.turn}"))
+        if case.drain:
+            keys["drain"] = DRAIN
         rig.configure(**keys, timeouts={**TIMEOUTS, "confirm": case.confirm_s})
         rig.scenario({"when": {BUDGET: budget}, "then": case.then})
         if case.verdict == "ENV":
@@ -157,6 +162,8 @@ class Bench:
         row.why += [
             f"the other operator: exit {run.rc}: {run.err[-300:]}" for run in live.others if run.rc != 4
         ]
+        if rig.host.exec(["test", "!", "-e", DRAINED])[0]:
+            row.why.append("the server is still drained")
         if case.verdict:
             row.why += _blamed(read, self.before, case.verdict)
         self._converge(row, read, keys)

@@ -19,7 +19,8 @@ DIES = {"exit": {"weights": 3}}
 @dataclass(frozen=True)
 class Case:
     """One cell. `ci`: runs in every CI run, else in the whole matrix alone. `then`: scenario of the new release;
-    `bulk`: it carries files enough to be cut in the middle; `verdict`: what the record must blame."""
+    `bulk`: it carries files enough to be cut in the middle; `verdict`: what the record must blame; `drain`: the host
+    has a router to be taken out of."""
 
     point: str
     fault: str
@@ -29,6 +30,7 @@ class Case:
     bulk: bool = False
     confirm_s: float = 30.0
     verdict: str | None = None
+    drain: bool = False
 
     @property
     def name(self) -> str:
@@ -143,6 +145,7 @@ TABLE: list[Case] = [
     *_cells("P3 renamed", _PUSH, {"operator SIGKILL": "P3", "host crash": "P3"}, bulk=True),
     *_cells("P4 armed", _ARMED, {"agent SIGKILL": "P4", "host crash": "P4", "SIGINT": "P4"}),
     *_cells("P4 written ahead", _ARMED, {"agent SIGKILL": "P4", "ENOSPC /var": "P4"}),
+    *_cells("P5 draining", _ARMED, {"agent SIGKILL": "P5", "SIGINT": "P5", "host crash": "P5"}, drain=True),
     *_cells("P5 drained", _TOUCHED, {"operator SIGKILL": "P5"}),
     *_cells("P6 stopped", _TOUCHED, {"agent SIGKILL": "P6", "reboot": "P6", "ENOSPC /var": "P6"}),
     *_cells("P7 trial in place", _TOUCHED, {"SSH reset": "P7", "agent SIGKILL": "P7", "host crash": "P7"}),

@@ -27,8 +27,9 @@ RELEASES, STAGING = "/opt/ddtree/releases", "/opt/ddtree/staging"
 TRIAL_DIR, KEPT_DIR = f"/run/systemd/system/{UNIT}.d", f"/etc/systemd/system/{UNIT}.d"
 TRIAL, KEPT = f"{TRIAL_DIR}/60-ddtree-trial.conf", f"{KEPT_DIR}/50-ddtree.conf"
 FOLDERS = (STATE, TXNS, RELEASES, TRIAL_DIR, KEPT_DIR)
-#: Programs whose every start is looked at: each step of the agent on the unit is one of systemctl, each call a python.
-PROGRAMS = ("/usr/bin/systemctl", "/usr/bin/python3")
+#: Programs whose every start is looked at: each step of the agent on the unit is one of systemctl, each call a python,
+#: each drain command an env.
+PROGRAMS = ("/usr/bin/systemctl", "/usr/bin/python3", "/usr/bin/env")
 
 # fanotify(7), linux/fanotify.h
 _CLASS_CONTENT, _CLOEXEC, _MARK_ADD = 0x4, 0x1, 0x1
@@ -65,12 +66,14 @@ def init(host: LabHost) -> int:
 @dataclass
 class Sight:
     """A host's files and processes as seen from outside, a frozen one's too. `before`: transactions that it had;
-    `started`: words of the process that is about to become another program, [] where the event is none."""
+    `program`: name of the program that is about to run, "" where that is not the event; `started`: words of the
+    process that becomes it."""
 
     host: LabHost
     root: Path = field(init=False)
     before: set[str] = field(init=False)
     releases: set[str] = field(init=False)
+    program: str = ""
     started: list[str] = field(default_factory=list)
     counts: dict[str, int] = field(default_factory=dict)
 
@@ -236,6 +239,7 @@ class Trap:
                 continue
             for name in self.sight.names(TXNS):
                 self._mark(f"{TXNS}/{name}", _OPEN_PERM | _CHILDREN | _ONDIR)
+            self.sight.program = Path(os.readlink(f"/proc/self/fd/{fd}")).name if starts else ""
             self.sight.started = command(pid) if starts else []
             self._look()
             self._allow(fd)
@@ -278,7 +282,7 @@ def _back(step: str, so: Callable[[Sight], bool]) -> Moment:
 
 
 def _systemctl(s: Sight) -> bool:
-    return bool(s.started) and not s.trial
+    return s.program == "systemctl" and not s.trial
 
 
 def _stopped(s: Sight) -> bool:
@@ -313,6 +317,9 @@ MOMENTS: dict[str, Moment] = {
     "P4 written ahead": Moment(
         "the trial lies ready, nothing is stopped", lambda s: s.state == "ARMED" and bool(s.halves(TRIAL_DIR))
     ),
+    "P5 draining": Moment(
+        "the drain command begins", lambda s: s.state == "ARMED" and s.program == "env", programs=True
+    ),
     "P5 drained": _state("DRAINED"),
     "P6 stopped": _state("STOPPED"),
     "P7 trial in place": Moment(
@@ -334,6 +341,11 @@ MOMENTS: dict[str, Moment] = {
         lambda s: s.state == "CONFIRMING" and s.kept and not s.trial,
     ),
     "P11 confirmed": _state("CONFIRMED"),
+    "P13 undraining": Moment(
+        "confirmed, the undrain command begins",
+        lambda s: s.kept and not s.trial and s.program == "env",
+        programs=True,
+    ),
     "P12 confirm at the deadline": Moment(
         "the confirm looks at the unit a last time", lambda s: s.started[-1:] == ["confirm"], programs=True
     ),
