@@ -138,6 +138,10 @@ class HostKeys(_Strict):
         default_factory=list,
         description="what clients of this service rely on: a mode that loses one is refused",
     )
+    max_downtime: Seconds | None = Field(
+        default=None,
+        description="seconds: a deploy that would keep the service down longer, by the host's last starts, is refused",
+    )
     timeouts: Timeouts = Field(default_factory=Timeouts, description="seconds")
 
 
