@@ -38,8 +38,14 @@ class Unit:
 class Systemd:
     """systemctl and systemd-run over one service; `spawn` starts the agent as a process."""
 
-    def __init__(self, layout: Layout, spawn: Callable[..., Process], now: Callable[[], float]) -> None:
-        self.layout, self._spawn, self._now = layout, spawn, now
+    def __init__(
+        self,
+        layout: Layout,
+        spawn: Callable[..., Process],
+        quick: Callable[[Process], None],
+        now: Callable[[], float],
+    ) -> None:
+        self.layout, self._spawn, self._quick, self._now = layout, spawn, quick, now
         self.units: dict[str, Unit] = {}
         self.timers: dict[str, Timer] = {}
         self.pid, self._pids = 0, 100
@@ -183,11 +189,12 @@ class Systemd:
                 self.timers[unit.timer].due = self._now() + self.timers[unit.timer].again_s
 
     def _after(self, line: str) -> None:
-        if line.startswith("/bin/sh"):  # what takes the trial away when the host goes down, and only then
-            if self.stopping and os.path.exists(self.layout.trial):
-                os.unlink(self.layout.trial)
-        elif not self.stopping:
-            self.run(line.split())
+        words = line.split()
+        if words[0] == "systemd-run":
+            if not self.stopping:
+                self.run(words)
+        elif self.stopping:  # anything else is quick, and looks whether the host goes down
+            self._quick(self._spawn("ExecStopPost", words, {}))
 
     def fire(self) -> None:
         """Start the service of every timer that is due."""

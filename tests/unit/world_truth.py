@@ -114,6 +114,7 @@ class Truth:
         agree = {record["release"], named(layout.kept), runs}
         require(len(agree) == 1, "I1", f"confirmed {record}, {named(layout.kept)} in /etc, {runs} runs")
         require(not os.path.exists(layout.trial), "I1", "a trial is left")
+        require(not world.drained, "I1", "the server is left out of the router")
         try:
             if record["release"] != BASELINE:
                 store.verify(layout, record["release"])
