@@ -68,6 +68,7 @@ class World:
         self._patched = _patch(self)
         self.systemd = Systemd(self.layout, self._agent, self.run, lambda: self.now)
         self._serial = 0
+        self.reached: set[tuple[str, str]] = set()  # transaction, state
 
     def close(self) -> None:
         """Kill what is left and take the host away. A second call does nothing."""
@@ -229,6 +230,7 @@ class World:
             "limits": {},
             "expect": {},
             "timeouts": TIMEOUTS,
+            "gate": True,
             "drain": {"command": ["drain"], "undo": ["undrain"], "limit": 5},
         }
 
@@ -301,6 +303,8 @@ class World:
     # What is true.
 
     def command(self, argv: list[str], given: bytes | None) -> tuple[int, str, str]:
+        if argv[0].endswith("/nft"):
+            return self.systemd.nft(argv[1:], (given or b"").decode())
         if argv[-1] in ("drain", "undrain"):
             self.drained = argv[-1] == "drain"
             return 0, "", ""
@@ -376,7 +380,17 @@ def _patch(world: World) -> list[tuple[Any, str, Any]]:
     def healthy(*_: object) -> bool:
         return bool(world.systemd.pid) and world.behaviour.get(world.systemd.running, PASS) in (PASS, DIES)
 
+    to = journal.Txn.to
+
+    def noted(txn: journal.Txn, new: str, **fields: Any) -> bool:
+        moved = to(txn, new, **fields)
+        if moved:
+            world.reached.add((txn.id, new))
+            world.systemd.by_hand &= new != "ARMED"
+        return moved
+
     new: list[tuple[Any, str, Any]] = [
+        (journal.Txn, "to", noted),
         (watching, "Observer", world_systemd.Observer),
         (watching, "reducer", judge),
         (watching, "signatures", list),

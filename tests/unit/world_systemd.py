@@ -52,7 +52,9 @@ class Systemd:
         self.running = ""  # the release that the main process was started from
         self.loaded: dict[str, str] = {}
         self.stopping = False
-        self.tables: set[str] = set()  # nft tables
+        self.tables: set[str] = set()  # nft's
+        self.nft_works = True
+        self.by_hand = False  # somebody started a release that was to be started by its rollout
         self.boot()
 
     def boot(self, keep_run: bool = False) -> None:
@@ -62,7 +64,7 @@ class Systemd:
         os.makedirs(os.path.join(self.layout.root, "run/systemd/system"), exist_ok=True)
         os.makedirs(os.path.join(self.layout.root, "etc/systemd/system"), exist_ok=True)
         self.units, self.timers, self.stopping, self.pid = {}, {}, False, 0
-        self.tables = set()
+        self.tables, self.by_hand = self.tables if keep_run else set(), False
         self._reload()
         self._start()
 
@@ -75,6 +77,7 @@ class Systemd:
         """Somebody types `systemctl restart`."""
         self._stop(self.layout.service)
         self._start()
+        self.by_hand = True
 
     def _reload(self) -> None:
         self.loaded = {"argv": _ARGV, "release": BASELINE, "paths": ""}
@@ -101,6 +104,19 @@ class Systemd:
         if words[0] == "systemctl":
             return self._ctl(words[1], words[2:])
         return 127, "", f"{words[0]}: no such program in the model"
+
+    def nft(self, args: list[str], rules: str) -> tuple[int, str, str]:
+        """nft(8): `-f -`, `list table F T`, `delete table F T`."""
+        if not self.nft_works:
+            return 1, "", "Error: Could not process rule: Operation not permitted"
+        if args[0] == "-f":
+            self.tables |= set(re.findall(r"^table inet (\S+) \{$", rules, re.M))
+            return 0, "", ""
+        if args[3] not in self.tables:
+            return 1, "", "Error: No such file or directory"
+        if args[0] == "delete":
+            self.tables.discard(args[3])
+        return 0, "", ""
 
     def _ctl(self, verb: str, rest: list[str]) -> tuple[int, str, str]:
         if verb == "is-system-running":
