@@ -79,13 +79,6 @@ def test_the_probe_answers_in_the_shape_that_the_rules_read(host: dict[str, str]
     ]
 
 
-def test_the_secrets_file_of_a_confirmed_release_is_none_of_the_operators(host: dict[str, str]) -> None:
-    (own,) = probe.probe({"service": "sglang.service"})["service"]["environment_files"]
-    host["EnvironmentFiles"] += "\n/etc/ddtree/secrets.env (ignore_errors=no)"
-    assert probe.probe({"service": "sglang.service"})["service"]["environment_files"] == [own]
-    assert [f["path"] for f in readunit.raw_unit(host)["environment_files"]] == [own["path"]]
-
-
 def test_the_rules_find_what_is_wrong_with_that_host(host: dict[str, str]) -> None:
     facts = probe.probe({"service": "sglang.service", "files": ["__init__.py"]})
     findings = examine(facts, Wanted("h", "sglang.service", base={"__init__.py": "0" * 64}, series="s"))

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from world import FAIL, PASS, World
 from world_process import Process
-from world_truth import Broken, Truth, named
+from world_truth import Broken, Truth, named, require
 
-from ddtree_agent import decided, guard, journal, layout, outcome, rollout
+from ddtree_agent import decided, guard, journal, layout, outcome, rollout, room
 
 pytestmark = pytest.mark.tier("transaction")
 _FAR = 2000  # more effects than any call makes
@@ -86,6 +86,19 @@ def confirm_cut_by_kill(scene: Scene, k: int) -> bool:
     proc.kill()
     scene.ends()
     return proc.result is not None
+
+
+def confirm_on_full_disk(scene: Scene, k: int) -> bool:
+    """The disk fills up at some effect of the confirm, and stays full: nothing that it needs is a new block."""
+    txn = scene.gated()
+    proc = scene.confirm(txn)
+    scene.world.run(proc, k)
+    scene.world.set_disk("full")
+    scene.world.pass_time(60)
+    require(proc.result and txn.state == "CONFIRMED", "I4", f"on a full disk: {txn.state}, {proc.error}")
+    scene.ends()
+    assert scene.world.systemd.running == "bb"
+    return k > proc.count
 
 
 def runner_killed(how: str) -> Play:
@@ -183,6 +196,7 @@ def _forward(scene: Scene, proc: Process, k: int) -> bool:
     [
         pytest.param(confirm_cut_by_host_crash, 30, id="confirm, host crashes"),
         pytest.param(confirm_cut_by_kill, 30, id="confirm, agent killed"),
+        pytest.param(confirm_on_full_disk, 30, id="confirm, disk full"),
         pytest.param(runner_killed(FAIL), 90, id="a release that fails, runner killed"),
         pytest.param(host_crashes(FAIL), 90, id="a release that fails, host crashes"),
         pytest.param(disk_fails("full"), 90, id="a release that fails, disk full"),
@@ -323,6 +337,17 @@ MUTATIONS: dict[str, tuple[list[Mutation], Play]] = {
     ),
     "the guard's timer": ([_NO_TIMER], stopped_runner),
     "the guard": ([_NO_TIMER, _NO_FOLLOW_UP], runner_killed(FAIL)),
+    "the traffic gate": (
+        [(rollout._shut_gate, 'gate.shut(txn.layout.service, intent["port"])', "pass")],
+        runner_killed(FAIL),
+    ),
+    "what a confirm needs, written ahead and in reserve": (
+        [
+            (layout.write_atomic, "ready if ready and _content(ready) == data else ", ""),
+            (room.spend, "if not is_full(error) or not _release(layout):", "if True:"),
+        ],
+        confirm_on_full_disk,
+    ),
     "what boots before the note of it": (
         [
             (

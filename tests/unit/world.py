@@ -54,6 +54,7 @@ class World:
         self.now, self.boots, self.disk, self.reserve = 1_700_000_000.0, 1, "ok", 0
         self.disk_failed = False
         self.bugs: list[str] = []  # what the agent raised and should not
+        self.drained = False  # out of the router
         self.unreadable: set[str] = set()
         self.behaviour: dict[str, str] = {}
         self.procs: list[Process] = []
@@ -65,8 +66,9 @@ class World:
             pass
         self._leave = world_process.enter(self)
         self._patched = _patch(self)
-        self.systemd = Systemd(self.layout, self._agent, lambda: self.now)
+        self.systemd = Systemd(self.layout, self._agent, self.run, lambda: self.now)
         self._serial = 0
+        self.reached: set[tuple[str, str]] = set()  # transaction, state
 
     def close(self) -> None:
         """Kill what is left and take the host away. A second call does nothing."""
@@ -128,8 +130,12 @@ class World:
 
     def _agent(self, unit: str, command: list[str], env: dict[str, str]) -> Process:
         txn, op = command[command.index("--txn") + 1], command[-1]
-        call = rollout.run if op == "run" else rollout.close
-        return self.spawn(unit, lambda: call(self.layout, txn, self.archive), env)
+        calls: dict[str, Callable[[], None]] = {
+            "run": lambda: rollout.run(self.layout, txn, self.archive),
+            "guard": lambda: rollout.close(self.layout, txn, self.archive),
+            "stopped": lambda: rollout.stopped(self.layout),
+        }
+        return self.spawn(unit, calls[op], env)
 
     def ended(self, proc: Process) -> None:
         """Called by a process when its last line has run."""
@@ -224,6 +230,8 @@ class World:
             "limits": {},
             "expect": {},
             "timeouts": TIMEOUTS,
+            "gate": True,
+            "drain": {"command": ["drain"], "undo": ["undrain"], "limit": 5},
         }
 
         def call() -> str:
@@ -295,6 +303,11 @@ class World:
     # What is true.
 
     def command(self, argv: list[str], given: bytes | None) -> tuple[int, str, str]:
+        if argv[0].endswith("/nft"):
+            return self.systemd.nft(argv[1:], (given or b"").decode())
+        if argv[-1] in ("drain", "undrain"):
+            self.drained = argv[-1] == "drain"
+            return 0, "", ""
         return (0, "", "") if "compileall" in argv else self.systemd.run(argv)
 
     def transactions(self) -> Iterator[journal.Txn]:
@@ -367,7 +380,17 @@ def _patch(world: World) -> list[tuple[Any, str, Any]]:
     def healthy(*_: object) -> bool:
         return bool(world.systemd.pid) and world.behaviour.get(world.systemd.running, PASS) in (PASS, DIES)
 
+    to = journal.Txn.to
+
+    def noted(txn: journal.Txn, new: str, **fields: Any) -> bool:
+        moved = to(txn, new, **fields)
+        if moved:
+            world.reached.add((txn.id, new))
+            world.systemd.by_hand &= new != "ARMED"
+        return moved
+
     new: list[tuple[Any, str, Any]] = [
+        (journal.Txn, "to", noted),
         (watching, "Observer", world_systemd.Observer),
         (watching, "reducer", judge),
         (watching, "signatures", list),

@@ -266,6 +266,9 @@ class _Shutil:
     def __getattr__(self, name: str) -> Any:
         return getattr(real_shutil, name)
 
+    def which(self, name: str, path: str = "") -> str:
+        return f"/usr/sbin/{name}"
+
     def rmtree(self, path: str, ignore_errors: bool = False) -> None:
         for folder, _, names in real_os.walk(path, topdown=False):
             for name in names:

@@ -38,15 +38,23 @@ class Unit:
 class Systemd:
     """systemctl and systemd-run over one service; `spawn` starts the agent as a process."""
 
-    def __init__(self, layout: Layout, spawn: Callable[..., Process], now: Callable[[], float]) -> None:
-        self.layout, self._spawn, self._now = layout, spawn, now
+    def __init__(
+        self,
+        layout: Layout,
+        spawn: Callable[..., Process],
+        quick: Callable[[Process], None],
+        now: Callable[[], float],
+    ) -> None:
+        self.layout, self._spawn, self._quick, self._now = layout, spawn, quick, now
         self.units: dict[str, Unit] = {}
         self.timers: dict[str, Timer] = {}
         self.pid, self._pids = 0, 100
         self.running = ""  # the release that the main process was started from
         self.loaded: dict[str, str] = {}
         self.stopping = False
-        self.tables: set[str] = set()  # nft tables
+        self.tables: set[str] = set()  # nft's
+        self.nft_works = True
+        self.by_hand = False  # somebody started a release that was to be started by its rollout
         self.boot()
 
     def boot(self, keep_run: bool = False) -> None:
@@ -56,7 +64,7 @@ class Systemd:
         os.makedirs(os.path.join(self.layout.root, "run/systemd/system"), exist_ok=True)
         os.makedirs(os.path.join(self.layout.root, "etc/systemd/system"), exist_ok=True)
         self.units, self.timers, self.stopping, self.pid = {}, {}, False, 0
-        self.tables = set()
+        self.tables, self.by_hand = self.tables if keep_run else set(), False
         self._reload()
         self._start()
 
@@ -69,6 +77,7 @@ class Systemd:
         """Somebody types `systemctl restart`."""
         self._stop(self.layout.service)
         self._start()
+        self.by_hand = True
 
     def _reload(self) -> None:
         self.loaded = {"argv": _ARGV, "release": BASELINE, "paths": ""}
@@ -95,6 +104,19 @@ class Systemd:
         if words[0] == "systemctl":
             return self._ctl(words[1], words[2:])
         return 127, "", f"{words[0]}: no such program in the model"
+
+    def nft(self, args: list[str], rules: str) -> tuple[int, str, str]:
+        """nft(8): `-f -`, `list table F T`, `delete table F T`."""
+        if not self.nft_works:
+            return 1, "", "Error: Could not process rule: Operation not permitted"
+        if args[0] == "-f":
+            self.tables |= set(re.findall(r"^table inet (\S+) \{$", rules, re.M))
+            return 0, "", ""
+        if args[3] not in self.tables:
+            return 1, "", "Error: No such file or directory"
+        if args[0] == "delete":
+            self.tables.discard(args[3])
+        return 0, "", ""
 
     def _ctl(self, verb: str, rest: list[str]) -> tuple[int, str, str]:
         if verb == "is-system-running":
@@ -183,11 +205,12 @@ class Systemd:
                 self.timers[unit.timer].due = self._now() + self.timers[unit.timer].again_s
 
     def _after(self, line: str) -> None:
-        if line.startswith("/bin/sh"):  # what takes the trial away when the host goes down, and only then
-            if self.stopping and os.path.exists(self.layout.trial):
-                os.unlink(self.layout.trial)
-        elif not self.stopping:
-            self.run(line.split())
+        words = line.split()
+        if words[0] == "systemd-run":
+            if not self.stopping:
+                self.run(words)
+        elif self.stopping:  # anything else is quick, and looks whether the host goes down
+            self._quick(self._spawn("ExecStopPost", words, {}))
 
     def fire(self) -> None:
         """Start the service of every timer that is due."""

@@ -82,6 +82,14 @@ class Truth:
         require(boots in may, "I1", f"{boots} would boot, {record['release']} is confirmed; open: {opened}")
         for txn in world.transactions():
             self._once(txn.id, txn.state)
+        for txn in opened:
+            self._gated(txn.id, txn.intent, record["release"])
+
+    def _gated(self, txn: str, intent: dict[str, Any], confirmed: str) -> None:
+        systemd = self.world.systemd
+        trial = intent["kind"] == "deploy" and systemd.running == intent["release"] != confirmed
+        if trial and not systemd.by_hand and (txn, "GATED") not in self.world.reached:
+            require(systemd.tables, "I8", f"{intent['release']} answers users, and no gate has passed it")
 
     def _there(self, release: str) -> bool:
         return os.path.isfile(os.path.join(self.world.layout.release(release), "manifest.json"))
@@ -101,6 +109,7 @@ class Truth:
         world, layout = self.world, self.world.layout
         world.set_disk("ok")
         world.unreadable.clear()
+        world.systemd.nft_works = True
         for proc in world.procs:
             proc.frozen = False
         self._let_all_end()
@@ -114,6 +123,8 @@ class Truth:
         agree = {record["release"], named(layout.kept), runs}
         require(len(agree) == 1, "I1", f"confirmed {record}, {named(layout.kept)} in /etc, {runs} runs")
         require(not os.path.exists(layout.trial), "I1", "a trial is left")
+        require(not world.systemd.tables, "I8", f"a traffic gate is left: {world.systemd.tables}")
+        require(not world.drained, "I1", "the server is left out of the router")
         try:
             if record["release"] != BASELINE:
                 store.verify(layout, record["release"])

@@ -30,6 +30,8 @@ class Txn:
         draft = os.path.join(layout.txns, f".new-{txn.id}")
         os.makedirs(draft, mode=0o755, exist_ok=True)
         try:
+            for lock in ("state", "confirm"):  # here already: on a full disk a new inode may need a block
+                os.close(os.open(os.path.join(draft, f"{lock}.lock"), os.O_RDWR | os.O_CREAT, 0o600))
             write_json(os.path.join(draft, "intent.json"), intent, mode=0o600)
             write_json(
                 os.path.join(draft, "state"), {"state": "PREPARED", "t": time.time(), "boot": boot_id()}
@@ -93,7 +95,7 @@ class Txn:
             if not table.may(self.state, new):
                 return False
             rewrite_json(self._state_path, {"state": new, "t": time.time(), "boot": boot_id(), **fields})
-        self.say({"ev": "state", "state": new, **fields})
+            self.say({"ev": "state", "state": new, **fields})
         return True
 
     def ask_abort(self, who: str) -> None:

@@ -9,7 +9,7 @@ import re
 import shlex
 from typing import Dict, List, Optional
 
-from .layout import ETC, OPT
+from .layout import OPT
 
 _PYTHON = re.compile(r"(^|/)python[0-9.]*$")
 _SHELL = re.compile(r"(^|/)(ba|da|z|k)?sh$")
@@ -82,11 +82,6 @@ def environment_files(shown: str) -> List[Dict[str, object]]:
     for path, flag in re.findall(r"(/.*?) \(ignore_errors=(yes|no)\)", shown):
         found.append({"path": path, "optional": flag == "yes"})
     return found
-
-
-def operators_files(shown: str) -> List[Dict[str, object]]:
-    """As environment_files, without the file of ours that a confirmed release names: it comes and goes with it."""
-    return [item for item in environment_files(shown) if item["path"] != os.path.join(ETC, "secrets.env")]
 
 
 def read_environment_file(text: str) -> Dict[str, str]:
