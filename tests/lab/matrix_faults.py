@@ -7,6 +7,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from ddtree_lab.client import LabHost
@@ -129,7 +130,7 @@ def _broken(
 
 def _second(live: Live) -> None:
     """Another operator while the first one's rollout stands at this very moment."""
-    pids = live.agents()
+    pids = live.agents() + live.sight.agents("confirm")
     assert pids, "no agent is at work"
     for pid in pids:
         os.kill(pid, signal.SIGSTOP)
@@ -138,7 +139,8 @@ def _second(live: Live) -> None:
         live.others.append(live.rig.cli("deploy", "--json"))
     finally:
         for pid in pids:
-            os.kill(pid, signal.SIGCONT)
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
 
 
 def _device_gone(live: Live) -> None:

@@ -13,7 +13,7 @@ import matrix
 import pytest
 from ddtree_lab.client import Lab
 from matrix_faults import FAULTS
-from matrix_table import TABLE, Case
+from matrix_table import EVERY_RUN, TABLE, Case
 from moments import MOMENTS
 
 pytestmark = [pytest.mark.lab, pytest.mark.tier("transaction")]
@@ -33,6 +33,9 @@ def test_the_table_names_what_there_is() -> None:
     assert {case.point for case in TABLE} <= set(MOMENTS)
     assert {case.fault for case in TABLE} <= set(FAULTS)
     assert len({case.name for case in TABLE}) == len(TABLE)
+    every = [f"{point} / {fault}" for point, faults in EVERY_RUN.items() for fault in faults.split(", ")]
+    assert {case.name for case in TABLE if case.ci} == set(every)
+    assert {case.fault for case in TABLE if case.ci} == {case.fault for case in TABLE}
 
 
 def test_the_cells_of_every_run(lab: Lab, tmp_path: Path) -> None:
