@@ -103,8 +103,10 @@ def ours(path: str) -> bool:
 
 
 def state(name: str) -> Dict[str, Any]:
-    """{confirmed, open: {id, state, who, mode} | null, releases: [digest], lock: who | null}."""
+    """{confirmed, open: {id, state, who, mode} | null, releases: [digest], lock: who | null, drift: [sentence],
+    hold: hold.standing()}."""
     from .guard import at_work
+    from .hold import standing
     from .journal import open_txn
     from .status import drift
 
@@ -124,6 +126,7 @@ def state(name: str) -> Dict[str, Any]:
         "releases": sorted(os.listdir(layout.releases)) if os.path.isdir(layout.releases) else [],
         "lock": holder(layout),
         "drift": drift(layout),
+        "hold": standing(layout),
     }
 
 

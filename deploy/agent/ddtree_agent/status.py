@@ -3,7 +3,7 @@
 import os
 from typing import Any, Dict, List, Tuple
 
-from . import drain, gate, service, store
+from . import drain, gate, hold, service, store
 from .decided import confirmed
 from .journal import Txn, open_txn, transactions
 from .layout import Layout, holder, read_history
@@ -36,6 +36,7 @@ def status(layout: Layout) -> Dict[str, Any]:
         "trial": os.path.exists(layout.trial),
         "transaction": {"txn": txn.id, "state": txn.state} if txn else None,
         "held_by": holder(layout),
+        "hold": hold.standing(layout),
         "releases": releases,
         "drift": drift(layout),
     }

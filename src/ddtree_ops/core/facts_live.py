@@ -214,13 +214,14 @@ class OpenTxn:
 
 @dataclass(frozen=True)
 class State:
-    """What we left on the host. `confirmed`: the document of the confirmed release."""
+    """What we left on the host. `confirmed`: the document of the confirmed release; `hold`: who keeps deploys off."""
 
     confirmed: Mapping[str, Any] | None
     open: OpenTxn | None
     releases: tuple[str, ...]
     lock: str | None
     drift: tuple[str, ...] = ()
+    hold: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True)
