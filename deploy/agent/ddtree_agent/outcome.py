@@ -4,7 +4,7 @@ import os
 import time
 from typing import Any, Dict, Optional
 
-from . import drain, gate, guard, room, service, store
+from . import drain, evidence, gate, guard, room, service, store
 from .core.signatures import clean
 from .core.txn import FORWARD, TOUCHED, is_open
 from .decided import confirmed, keep, kept_text, set_confirmed, sweep_ready, undo_of
@@ -55,6 +55,9 @@ def _still_confirmable(txn: Txn) -> None:
     Raises AgentError after asking the runner to roll back.
     """
     layout, release = txn.layout, txn.intent["release"]
+    asked = txn.abort_asked()
+    if asked:  # one operator asked it back, another one confirms: the host keeps the old release
+        raise AgentError("rolled-back", asked)
     try:
         manifest = store.manifest_of(layout, release)
         service.read_back(layout, layout.trial, manifest["exec_argv"], store.dropin_text(manifest))
@@ -218,7 +221,9 @@ def _claim(txn: Txn, failure: Failure) -> bool:
     if txn.state == "ROLLING_BACK":
         return True
     try:
-        return txn.to("ROLLING_BACK", reason=failure.get("reason"))
+        return txn.to(
+            "ROLLING_BACK", reason=failure.get("reason"), **evidence.mark(txn.intent.get("log", ""))
+        )
     except OSError:
         # No write at all goes through (a read-only disk): a confirm cannot either, and the service comes first.
         return txn.state not in ("CONFIRMING", "CONFIRMED", "ROLLED_BACK")
@@ -283,7 +288,7 @@ def _keep_evidence(txn: Txn, failure: Failure) -> None:
     if release != BASELINE:
         # a release that went down with its host is not to blame, and is wanted again
         kept = (*keep(txn.layout), release) if failure.get("verdict") == "ENV" else keep(txn.layout)
-        store.retire(txn.layout, release, txn.id, {"txn": txn.id, "failure": failure}, kept)
+        evidence.keep(txn, {"txn": txn.id, "failure": failure, **(outcome(txn) or measures(txn))}, kept)
 
 
 def _put_back(txn: Txn) -> Dict[str, Any]:

@@ -3,7 +3,7 @@
 import os
 from typing import Any, Dict, List, Optional, Tuple
 
-from . import service, store
+from . import hold, service, store
 from .decided import confirmed
 from .drift import drift, files, overlay
 from .journal import open_txn
@@ -39,6 +39,7 @@ def status(layout: Layout) -> Dict[str, Any]:
         "trial": os.path.exists(layout.trial),
         "transaction": {"txn": txn.id, "state": txn.state} if txn else None,
         "held_by": holder(layout),
+        "hold": hold.standing(layout),
         "releases": releases,
         "drift": drift(layout),
     }
