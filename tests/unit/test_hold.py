@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 from types import SimpleNamespace
@@ -9,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from ddtree_agent import hold
+from ddtree_agent import hold, rollout
+from ddtree_agent import main as agent
 from ddtree_agent.layout import Layout
 from ddtree_agent.wire import AgentError
 from ddtree_ops.apply.deploy import refuse_held
@@ -150,3 +152,22 @@ def test_bad_words_are_exit_2_and_connect_to_nothing(
     out, err = capsys.readouterr()
     assert said in err
     assert json.loads(out)["error"]["exit_code"] == 2
+
+
+@pytest.mark.parametrize("op", ["push", "begin"])
+def test_the_agent_asks_again_under_its_lock(
+    layout: Layout, op: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hold.put(layout, ASKED)
+    monkeypatch.setattr(agent, "_layout", lambda request: layout)
+    monkeypatch.setattr(agent, "installed", lambda layout, digest: "")
+    request = {"kind": "deploy", "who": "you", "agent": "", "manifest": {}, "txn": "1-2"}
+    with pytest.raises(AgentError, match="on hold by me@here"):
+        agent.OPS[op](request, io.BytesIO())
+    assert sorted(path.name for path in Path(layout.state).iterdir()) == ["hold", "lock"]
+
+
+def test_a_rollback_is_not_held(layout: Layout, monkeypatch: pytest.MonkeyPatch) -> None:
+    hold.put(layout, ASKED)
+    with pytest.raises(AgentError, match="confirmed release"):  # it goes on to the next check
+        rollout.begin(layout, {"kind": "undo", "who": "you", "from": "abc"}, "")

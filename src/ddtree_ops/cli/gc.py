@@ -8,9 +8,6 @@ import typer
 
 from ddtree_ops.cli._options import ConfigOpt, HostOpt, JsonOpt
 
-#: Deleting a release's thousands of files says nothing meanwhile (seconds).
-_SILENCE_S = 300.0
-
 
 def gc(
     host: HostOpt = None,
@@ -27,24 +24,16 @@ def gc(
     Never a release that is confirmed, that a rollback goes to, that a drop-in names or that a process runs, for any
     service of the host. Refused (exit 4) while a rollout is open.
     """
-    from ddtree_ops.apply import agentzip
-    from ddtree_ops.apply.who import operator
+    from ddtree_ops.apply.gc import gc as execute
     from ddtree_ops.cli._common import one_host
     from ddtree_ops.cli._run import connector
     from ddtree_ops.cli._sinks import document, say
     from ddtree_ops.core.when import parse_bytes
 
-    request = {
-        "who": operator(),
-        "agent": agentzip.digest(),
-        "keep": keep,
-        "failed_bytes": parse_bytes(failed_bytes, "--failed-bytes"),
-        "dry_run": dry_run,
-    }
+    cap = parse_bytes(failed_bytes, "--failed-bytes")
     inventory, chosen = one_host(config, host)
     with connector(inventory, chosen)() as client:
-        answer = client.call("gc", request, timeout=_SILENCE_S)
-    found = {key: answer[key] for key in ("dry_run", "freed", "removed", "kept")}
+        found = execute(chosen, client, keep=keep, failed_bytes=cap, dry_run=dry_run)
     if json:
         document({"host": chosen.name, **found})
     say(describe(chosen.name, found))
