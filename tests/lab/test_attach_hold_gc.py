@@ -170,7 +170,11 @@ def test_gc_frees_what_nothing_needs_and_survives_a_kill(rig: Rig) -> None:
     assert cut.rc == 14, cut.err
     assert listing(rig, "/opt/ddtree/staging")  # else it was not in the middle
     assert rig.cli("status", "--exit-code").rc == 0
-    done = rig.cli("gc", "--keep", "1", "--failed-bytes", "0", "--json")
+    rig.host.fault("disk-full", "/opt")  # what gc is for
+    try:
+        done = rig.cli("gc", "--keep", "1", "--failed-bytes", "0", "--json")
+    finally:
+        rig.host.fault("disk-restore", "/opt")
     assert done.rc == 0, done.err
     assert "leftover" in [one["kind"] for one in done.json["removed"]]
     assert done.json["freed"] == sum(one["bytes"] for one in done.json["removed"]) > 0

@@ -10,8 +10,11 @@ from typing import Any
 import pytest
 
 from ddtree_agent import rejoin
+from ddtree_agent.core.txn import FORWARD
 from ddtree_agent.journal import Txn
 from ddtree_agent.layout import Layout
+from ddtree_agent.outcome import confirm
+from ddtree_agent.wire import AgentError
 from ddtree_ops.apply.attach import attach
 from ddtree_ops.config.model import HostConfig
 from ddtree_ops.core.errors import HostLocked, OpsError, PreconditionFailed, RollbackFailed, RolledBack
@@ -123,3 +126,14 @@ def test_the_agent_hands_out_the_open_rollout_with_its_nonce(tmp_path: Path) -> 
     Txn.create(layout, {**intent, "why": "deploy"})
     found = rejoin.rejoin(layout)["open"]
     assert found == {**intent, "why": "deploy", "state": "PREPARED", "began": 1.0}
+
+
+def test_a_rollout_that_somebody_asked_back_is_not_confirmed_any_more(tmp_path: Path) -> None:
+    layout = Layout("sglang.service", str(tmp_path))
+    txn = Txn.create(layout, {"txn": "3e8-abc", "nonce": "n", "kind": "deploy", "who": "me", "release": "ab"})
+    for state in FORWARD[1 : FORWARD.index("GATED") + 1]:
+        assert txn.to(state)
+    txn.ask_abort("you")
+    with pytest.raises(AgentError, match="ended: you"):
+        confirm(txn, "n")
+    assert txn.state == "GATED"  # its runner sees the note and rolls back

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ddtree_agent import collect, store
+from ddtree_agent import collect, install, store
 from ddtree_agent.gcplan import KEEP_TXNS, Item, plan_gc
 from ddtree_agent.journal import Txn, transactions
 from ddtree_agent.layout import Layout, append_history, write_json
@@ -31,9 +31,9 @@ def plan(
     return {choice.item.name: choice.why for choice in chosen if choice.goes}
 
 
-def releases(*names: str, kind: str = "release") -> list[Item]:
+def releases(*names: str, whole: bool = True) -> list[Item]:
     """Oldest first."""
-    return [Item(kind, name, 10, float(place)) for place, name in enumerate(names)]
+    return [Item("release", name, 10, float(place), "", whole) for place, name in enumerate(names)]
 
 
 def test_the_newest_releases_stay_and_those_that_something_stands_on() -> None:
@@ -44,8 +44,9 @@ def test_the_newest_releases_stay_and_those_that_something_stands_on() -> None:
 
 
 def test_a_release_that_a_crash_left_half_made_goes_unless_something_stands_on_it() -> None:
-    half = releases("a", "b", kind="partial")
-    assert set(plan({"a": "named by a drop-in"}, releases=[*half, *releases("c")])) == {"b"}
+    half = releases("a", "b", "c", "d", whole=False)
+    found = plan({"a": "named by a drop-in"}, keep=1, releases=[*half[:3], *releases("whole"), half[3]])
+    assert set(found) == {"b", "c", "d"}  # and none of them takes the place of a whole one
 
 
 def test_evidence_goes_oldest_first_beyond_the_cap_and_the_newest_stays() -> None:
@@ -129,6 +130,17 @@ def test_a_dry_run_says_the_same_and_removes_nothing(layout: Layout) -> None:
     assert names(layout) == [C]
 
 
+def test_an_agent_that_is_not_whole_never_outlives_one_that_is(layout: Layout) -> None:
+    for place, data in enumerate((b"oldest", b"old", b"half")):
+        folder = Path(layout.agents) / install.digest_of(data)
+        folder.mkdir(parents=True)
+        if data != b"half":
+            (folder / install.NAME).write_bytes(data)
+        os.utime(folder, (place, place))
+    run(layout)
+    assert os.listdir(layout.agents) == [install.digest_of(b"old")]
+
+
 def test_a_release_that_ran_lately_counts_as_new(layout: Layout) -> None:
     sealed(layout, A, B)
     append_history(layout, {"kind": "deploy", "who": "me", "outcome": "confirmed", "release": A})
@@ -205,8 +217,10 @@ def test_a_link_that_leaves_our_roots_is_not_followed(layout: Layout, tmp_path: 
     (precious / "deep").mkdir(parents=True)
     (Path(layout.releases) / A).symlink_to(precious)
     os.utime(Path(layout.releases) / A, (0, 0), follow_symlinks=False)
-    with pytest.raises(AgentError, match="refused"):
-        run(layout)
+    os.makedirs(layout.staging)
+    (Path(layout.staging) / "1-2.sglang.service").symlink_to(precious)
+    for _ in range(2):
+        assert run(layout)["removed"] == []
     assert (precious / "deep").is_dir()
 
 

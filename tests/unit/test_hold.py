@@ -160,7 +160,7 @@ def test_the_agent_asks_again_under_its_lock(
 ) -> None:
     hold.put(layout, ASKED)
     monkeypatch.setattr(agent, "_layout", lambda request: layout)
-    monkeypatch.setattr(agent, "installed", lambda layout, digest: "")
+    monkeypatch.setattr(agent.install, "installed", lambda layout, archive, digest: "")
     request = {"kind": "deploy", "who": "you", "agent": "", "manifest": {}, "txn": "1-2"}
     with pytest.raises(AgentError, match="on hold by me@here"):
         agent.OPS[op](request, io.BytesIO())

@@ -7,9 +7,10 @@ import glob
 import os
 import re
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import Any, Dict, List
 
-from . import decided, rollout, store
+from . import decided, install, rollout, store
 from .gcplan import Choice, Item, plan_gc
 from .journal import open_txn, transactions
 from .layout import VAR, Layout, locked, read_history, remove_tree, sync_dir
@@ -98,7 +99,7 @@ def _choose(layout: Layout, services: List[Layout], agent: str, keep: int, faile
             used[str(entry.get("release"))] = max(entry["at"], used.get(str(entry.get("release")), 0.0))
     releases = [_release(layout, name, used) for name in _names(layout.releases, _DIGEST)]
     failed = [_evidence(layout, name) for name in _names(layout.failed, _EVIDENCE)]
-    agents = [_item("agent", layout.agents, name) for name in _names(layout.agents, _DIGEST)]
+    agents = [_agent(layout, name) for name in _names(layout.agents, _DIGEST)]
     txns = [_item("txn", each.txns, name, each.service) for each in services for name in transactions(each)]
     needed = {**_needed(layout, services), **_agents_in_use(), agent: "this command's own agent"}
     chosen = plan_gc(releases, failed, agents, txns, needed, keep, failed_bytes)
@@ -164,14 +165,19 @@ def _release(layout: Layout, name: str, used: Dict[str, float]) -> Item:
     try:
         store.manifest_of(layout, name)
     except AgentError:
-        return Item("partial", name, item.bytes, item.at)
-    return Item(item.kind, name, item.bytes, max(item.at, used.get(name, 0.0)))
+        return replace(item, whole=False)
+    return replace(item, at=max(item.at, used.get(name, 0.0)))
+
+
+def _agent(layout: Layout, name: str) -> Item:
+    path = os.path.join(layout.agents, name, install.NAME)
+    return replace(_item("agent", layout.agents, name), whole=install.is_whole(path, name))
 
 
 def _evidence(layout: Layout, name: str) -> Item:
     item = _item("failed", layout.failed, name)
     # a half-deleted release in it is a leftover, counted by itself
-    return Item(item.kind, name, item.bytes - size_of(os.path.join(layout.failed, name, "release")), item.at)
+    return replace(item, bytes=item.bytes - size_of(os.path.join(layout.failed, name, "release")))
 
 
 def _item(kind: str, folder: str, name: str, service: str = "") -> Item:
@@ -180,8 +186,13 @@ def _item(kind: str, folder: str, name: str, service: str = "") -> Item:
 
 
 def _names(folder: str, pattern: "re.Pattern[str]") -> List[str]:
+    """Directories of ours by their names; a link was not made by us, and what it names is not ours."""
     found = os.listdir(folder) if os.path.isdir(folder) else []
-    return sorted(name for name in found if pattern.fullmatch(name))
+    return sorted(name for name in found if pattern.fullmatch(name) and _plain(os.path.join(folder, name)))
+
+
+def _plain(path: str) -> bool:
+    return os.path.isdir(path) and not os.path.islink(path)
 
 
 def _leftovers(layout: Layout, services: List[Layout]) -> List[Choice]:
@@ -189,14 +200,14 @@ def _leftovers(layout: Layout, services: List[Layout]) -> List[Choice]:
     found = []
     suffixes = tuple("." + each.service for each in services)
     for name in os.listdir(layout.staging) if os.path.isdir(layout.staging) else []:
-        if name.endswith(suffixes):
+        if name.endswith(suffixes) and _plain(os.path.join(layout.staging, name)):
             found.append(_item("leftover", layout.staging, name))
     for each in services:
         for name in os.listdir(each.txns) if os.path.isdir(each.txns) else []:
-            if name.startswith(_SCRAPS):
+            if name.startswith(_SCRAPS) and _plain(os.path.join(each.txns, name)):
                 found.append(_item("leftover", each.txns, name, each.service))
     for name in _names(layout.failed, _EVIDENCE):
-        if os.path.isdir(os.path.join(layout.failed, name, "release")):
+        if _plain(os.path.join(layout.failed, name, "release")):
             found.append(_item("leftover", os.path.join(layout.failed, name), "release", name))
     return [Choice(item, True, "an interrupted operation left it") for item in found]
 
@@ -221,7 +232,7 @@ def _remove(layout: Layout, item: Item) -> None:
 def _folder(layout: Layout, item: Item) -> str:
     if item.kind == "txn":
         return Layout(item.service, layout.root).txns
-    shared = {"release": layout.releases, "partial": layout.releases, "failed": layout.failed}
+    shared = {"release": layout.releases, "failed": layout.failed}
     if item.kind != "leftover":
         return shared.get(item.kind, layout.agents)
     if item.name == "release":

@@ -9,14 +9,15 @@ KEEP_TXNS = 20
 
 @dataclass(frozen=True)
 class Item:
-    """Something of ours on the host. kind: release | partial | failed | agent | txn | leftover; `at`: unix time of its
-    last use; `bytes`: allocated; `service`: whose it is, "" for what all services of the host share."""
+    """Something of ours on the host. kind: release | failed | agent | txn | leftover; `at`: unix time of its last use;
+    `bytes`: allocated; `service`: whose it is, "" for what all services of the host share; `whole`: not half-made."""
 
     kind: str
     name: str
     bytes: int
     at: float
     service: str = ""
+    whole: bool = True
 
 
 @dataclass(frozen=True)
@@ -47,28 +48,20 @@ def plan_gc(
     of the newest releases stay besides. failed_bytes: the cap on evidence; the newest stays whatever its size.
     """
     return [
-        *_releases(releases, needed, keep),
+        *_newest(releases, needed, keep, f"not needed, and older than the {keep} newest"),
         *_failed(failed, failed_bytes),
         *_newest(agents, needed, 1, "an older agent that nothing runs"),
         *_txns(txns, needed),
     ]
 
 
-def _releases(releases: List[Item], needed: Dict[str, str], keep: int) -> List[Choice]:
-    found = []
-    for item in [item for item in releases if item.kind == "partial"]:
-        why = needed.get(item.name)
-        found.append(Choice(item, why is None, why or "it has no manifest: a crash left it"))
-    whole = [item for item in releases if item.kind != "partial"]
-    return found + _newest(whole, needed, keep, f"not needed, and older than the {keep} newest")
-
-
 def _newest(items: List[Item], needed: Dict[str, str], keep: int, why_not: str) -> List[Choice]:
-    found = []
-    ordered = sorted(items, key=lambda item: (item.at, item.name), reverse=True)
-    for place, item in enumerate(ordered):
-        why = needed.get(item.name) or (f"among the {keep} newest" if place < keep else None)
-        found.append(Choice(item, why is None, why or why_not))
+    found, place = [], 0
+    for item in sorted(items, key=lambda item: (item.at, item.name), reverse=True):
+        new, place = item.whole and place < keep, place + item.whole
+        why = needed.get(item.name) or (f"among the {keep} newest" if new else None)
+        goes = why_not if item.whole else "a crash left it half-made"
+        found.append(Choice(item, why is None, why or goes))
     return found[::-1]
 
 
