@@ -40,6 +40,8 @@ def test_the_tail_ends_where_the_rollback_began(tmp_path: Path, log: Path) -> No
     with open(log, "a") as file:
         file.write("the old service is back\n")
     txn = failed(tmp_path, log, **mark)
+    with open(txn.events_path, "a") as events:
+        events.write('[1]\n{"state": "SWITCHED"}\n{"state": "SWI')
     evidence.keep(txn, {"failure": {"reason": "x"}}, ())
     lines = (kept(txn) / "log.txt").read_text().splitlines()
     assert (len(lines), lines[-1]) == (200, "line 299")

@@ -76,12 +76,12 @@ def _span(txn: Txn) -> Tuple[float, float, int]:
     for line in lines:
         try:
             event = json.loads(line)
-        except ValueError:
-            continue
-        if event.get("state") == "SWITCHED":
-            begun = begun or float(event["t"])
-        if event.get("state") == "ROLLING_BACK" and not ended:
-            ended, size = float(event["t"]), int(event.get("log_size", -1))
+            if event.get("state") == "SWITCHED":
+                begun = begun or float(event["t"])
+            if event.get("state") == "ROLLING_BACK" and not ended:
+                ended, size = float(event["t"]), int(event.get("log_size", -1))
+        except (ValueError, TypeError, KeyError, AttributeError):
+            continue  # a line that a full disk tore
     return begun, ended, size
 
 

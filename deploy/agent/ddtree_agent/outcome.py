@@ -158,7 +158,7 @@ def rolled_back(txn: Txn, failure: Failure, **measured: Any) -> None:
     _tidy(txn)
     try:
         _keep_evidence(txn, failure)
-    except OSError:
+    except (OSError, AgentError):
         pass  # no room for evidence is no reason to touch a service that serves
 
 
