@@ -129,6 +129,7 @@ def test_status_shows_a_hold() -> None:
         "confirmed": {"release": "baseline", "undo": None},
         "transaction": None,
         "held_by": None,
+        "releases": [],
         "drift": [],
         "hold": {"text": "by me: x"},
     }

@@ -5,20 +5,7 @@ import threading
 import time
 from typing import Any, Dict, Optional
 
-from . import (
-    capacity,
-    drain,
-    drift,
-    gate,
-    guard,
-    hold,
-    install,
-    observe_env,
-    room,
-    service,
-    status,
-    store,
-)
+from . import capacity, drain, drift, gate, guard, hold, install, observe_env, room, service, status, store
 from .core.txn import FORWARD, is_open
 from .decided import (
     confirmed,
