@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from ddtree_ops.core.errors import PreconditionFailed, UsageProblem
-from ddtree_ops.core.plan import Plan, Preconditions, check_unmoved, estimate_downtime, moved, read_plan
+from ddtree_ops.core.plan import Plan, Preconditions, check_unmoved, moved, read_plan
 from ddtree_ops.core.steps import deploy_steps
 from ddtree_ops.core.txn import FORWARD
 
@@ -61,8 +61,3 @@ def test_the_steps_walk_the_transition_table() -> None:
     states = [step.state for step in PLAN.steps]
     assert states == [state for state in FORWARD if state in states]
     assert all(step.undo for step in PLAN.steps)
-
-
-def test_downtime_is_measured_or_unknown() -> None:
-    assert "unknown" in estimate_downtime([], 90)
-    assert "about 40 s" in estimate_downtime([{"downtime_s": 10}, {"downtime_s": 40.2}, {}], 90)

@@ -42,19 +42,26 @@ def undo_of(layout: Layout, release: str) -> Optional[str]:
     return None if undo is None else str(undo)
 
 
-def set_confirmed(layout: Layout, release: str, undo: Optional[str], txn_id: str) -> None:
-    """Record the confirmed release: first what boots (the drop-in in /etc), then our own note of it."""
-    record = _record(layout, release, undo, txn_id)
+def set_confirmed(
+    layout: Layout, release: str, undo: Optional[str], txn_id: str, files: Optional[Dict[str, str]] = None
+) -> None:
+    """Record the confirmed release: first what boots (the drop-in in /etc), then our own note of it.
+
+    `files`: sha256 by path of the operator's own unit files that it was confirmed with; none keeps those noted before.
+    """
+    record = _record(layout, release, undo, txn_id, files)
     service.put_kept(layout, kept_text(layout, release), ready_path(layout.kept, txn_id))
     write_json(layout.confirmed, record, ready=ready_path(layout.confirmed, txn_id))
 
 
-def ready_confirmed(layout: Layout, release: str, undo: Optional[str], txn_id: str) -> None:
+def ready_confirmed(
+    layout: Layout, release: str, undo: Optional[str], txn_id: str, files: Optional[Dict[str, str]] = None
+) -> None:
     """Write ahead, under hidden names, what `set_confirmed` with the same arguments puts in place. Raises OSError."""
     text = kept_text(layout, release)
     if text is not None:
         make_ready(layout.kept, text.encode(), txn_id)
-    make_ready(layout.confirmed, json_bytes(_record(layout, release, undo, txn_id)), txn_id)
+    make_ready(layout.confirmed, json_bytes(_record(layout, release, undo, txn_id, files)), txn_id)
 
 
 def ready_trial(layout: Layout, text: str, txn_id: str) -> str:
@@ -74,11 +81,15 @@ def kept_text(layout: Layout, release: str) -> Optional[str]:
     return None if release == BASELINE else store.dropin_text(store.manifest_of(layout, release))
 
 
-def _record(layout: Layout, release: str, undo: Optional[str], txn_id: str) -> Dict[str, Any]:
+def _record(
+    layout: Layout, release: str, undo: Optional[str], txn_id: str, files: Optional[Dict[str, str]]
+) -> Dict[str, Any]:
     before = confirmed(layout)
     record = {**before, "schema_version": 1, "release": release, "undo": undo, "txn": txn_id}
     for passing in ("abandoned", "damaged"):
         record.pop(passing, None)
+    if files:
+        record["files"] = files
     if undo is None and before["release"] != release:
         record["abandoned"] = before["release"]
     return record

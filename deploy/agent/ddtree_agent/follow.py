@@ -38,7 +38,7 @@ def follow(txn: Txn, skip: int = 0) -> None:
             seen += 1
             quiet = beat = time.monotonic()
             emit(event)
-        if _ended(txn, state):
+        if _ended(txn, state, seen):
             return
         now = time.monotonic()
         if now - beat > _BEAT_S:
@@ -52,8 +52,9 @@ def follow(txn: Txn, skip: int = 0) -> None:
         time.sleep(_POLL_S)
 
 
-def _ended(txn: Txn, state: str) -> bool:
+def _ended(txn: Txn, state: str, seen: int) -> bool:
     if not is_open(state):
+        _last_words(txn, state, seen)
         result(outcome=outcome(txn), state=state)
         return True
     tried = failed_rollback(txn)
@@ -61,6 +62,16 @@ def _ended(txn: Txn, state: str) -> bool:
         result(outcome={"outcome": "rollback-failed", **tried}, state=state)
         return True
     return False
+
+
+def _last_words(txn: Txn, state: str, seen: int) -> None:
+    """Emit what came between our look at the events and the end. The state is written before it is told, so that the
+    last event may be missing even now (a crash between the two, a full disk): then it is told here."""
+    for event in _events(txn, seen):
+        emit(event)
+    told = [event["state"] for event in _events(txn, 0) if event.get("ev") == "state"]
+    if told[-1:] != [state]:
+        emit({"ev": "state", "t": time.time(), "state": state})
 
 
 def _events(txn: Txn, skip: int) -> Iterator[Dict[str, Any]]:

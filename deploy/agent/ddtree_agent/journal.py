@@ -93,7 +93,7 @@ class Txn:
             if not table.may(self.state, new):
                 return False
             rewrite_json(self._state_path, {"state": new, "t": time.time(), "boot": boot_id(), **fields})
-        self.say({"ev": "state", "state": new, **fields})
+            self.say({"ev": "state", "state": new, **fields})
         return True
 
     def ask_abort(self, who: str) -> None:

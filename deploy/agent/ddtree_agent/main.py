@@ -6,7 +6,7 @@ import sys
 import traceback
 from typing import Any, BinaryIO, Callable, Dict, List, Optional
 
-from . import decided, install, outcome, probe, readunit, rollout, smoke, snapshot, status, store, undo
+from . import decided, drift, install, outcome, probe, readunit, rollout, smoke, snapshot, status, store, undo
 from . import follow as following
 from . import layout as paths
 from .journal import Txn, open_txn
@@ -150,11 +150,14 @@ def _logs(request: Dict[str, Any], _: BinaryIO) -> None:
 
 
 def _adopt(request: Dict[str, Any], _: BinaryIO) -> None:
-    layout = _layout(request)
+    layout, unit = _layout(request), request.get("facts", {}).get("unit") or {}
     with locked(layout, "adopt"):
+        record = decided.confirmed(layout)
         if not os.path.exists(layout.confirmed):
-            record = {"schema_version": 1, "release": paths.BASELINE, "undo": None}
-            paths.write_json(layout.confirmed, {**record, "baseline": request.get("facts", {}).get("unit")})
+            record = {**record, "schema_version": 1, "baseline": unit}
+        # What the operator has just read is what later edits are told from.
+        record = {key: value for key, value in record.items() if key != "damaged"}
+        paths.write_json(layout.confirmed, {**record, "files": drift.hashes(unit)})
     result(confirmed=decided.confirmed(layout))
 
 

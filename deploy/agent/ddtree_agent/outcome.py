@@ -16,8 +16,8 @@ from .wire import AgentError
 #: A restored service must answer; what mode it runs in is its own affair.
 HEALTHY: Dict[str, Any] = {"state": {}}
 Failure = Dict[str, Any]
-#: What a record keeps of the intent.
-_ASKED = ("txn", "kind", "release", "mode", "from", "who", "why")
+#: What a record keeps of the intent. `from`: the release confirmed before; `origin`: the operator's address.
+_ASKED = ("txn", "kind", "release", "mode", "from", "who", "origin", "why", "adopted")
 
 
 def confirm(txn: Txn, nonce: str) -> Dict[str, Any]:
@@ -73,8 +73,7 @@ def finish_confirm(txn: Txn) -> None:
         if txn.state == "CONFIRMED":
             return
         if confirmed(layout).get("txn") != txn.id:
-            release = intent["release"]
-            room.spend(txn.layout, lambda: set_confirmed(layout, release, undo_of(layout, release), txn.id))
+            room.spend(layout, lambda: _decide(txn))
         service.drop_trial(layout)
         service.reload()
         problem = open_gate(txn)
@@ -84,6 +83,11 @@ def finish_confirm(txn: Txn) -> None:
         room.spend(layout, lambda: _record(txn, fields))
         txn.to("CONFIRMED")
     _tidy(txn)
+
+
+def _decide(txn: Txn) -> None:
+    release = txn.intent["release"]
+    set_confirmed(txn.layout, release, undo_of(txn.layout, release), txn.id, txn.intent.get("unit_files"))
 
 
 def restore(txn: Txn, failure: Failure, archive: str) -> None:
@@ -108,7 +112,7 @@ def restore(txn: Txn, failure: Failure, archive: str) -> None:
         txn.say({"ev": "note", "text": f"the old service did not come back; trying again in {pause:g} s"})
         time.sleep(pause)
         pause = min(pause * 2, 60.0)
-    rolled_back(txn, failure, rollback_s=round(time.monotonic() - begun, 2))
+    rolled_back(txn, failure, **_outage(txn, round(time.monotonic() - begun, 2)))
 
 
 def open_gate(txn: Txn) -> Optional[str]:
@@ -153,6 +157,15 @@ def rolled_back(txn: Txn, failure: Failure, **measured: Any) -> None:
         _keep_evidence(txn, failure)
     except OSError:
         pass  # no room for evidence is no reason to touch a service that serves
+
+
+def _outage(txn: Txn, rollback_s: float) -> Dict[str, float]:
+    """Seconds without a service: the trial's own stop and start where it came up, then the way back."""
+    seen = measures(txn)
+    down = float(seen.get("downtime_s", 0)) + rollback_s
+    if "down_since" in seen and "downtime_s" not in seen:
+        down = time.time() - float(seen["down_since"])
+    return {"rollback_s": rollback_s, "downtime_s": round(down, 2)}
 
 
 def outcome(txn: Txn) -> Optional[Dict[str, Any]]:

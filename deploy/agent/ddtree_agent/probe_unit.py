@@ -5,7 +5,7 @@ import re
 from typing import Any, Dict, List, Optional
 
 from . import sockets, systemd, unitenv
-from .layout import KEPT, TRIAL, Layout, holder, read_json
+from .layout import KEPT, TRIAL, Layout, holder
 from .store import file_digest
 
 #: Told to the controller as they are; the others may hold secrets or are told in another form.
@@ -103,16 +103,23 @@ def ours(path: str) -> bool:
 
 
 def state(name: str) -> Dict[str, Any]:
-    """{confirmed, open: {id, state, who, mode} | null, releases: [digest], lock: who | null}."""
+    """What we left on the host, and what is no longer as we left it.
+
+    {confirmed, argv (of the confirmed release; null for the baseline), running: {release, mode}, open: {id, state,
+    who, mode} | null, releases: [digest], lock: who | null, drift, unknown: sentences}.
+    """
+    from . import decided, drift, status, store
     from .guard import at_work
     from .journal import open_txn
-    from .status import drift
 
     layout = Layout(name)
     pending = open_txn(layout)
     intent = pending.intent if pending else {}
+    record = decided.confirmed(layout)
     return {
-        "confirmed": read_json(layout.confirmed),
+        "confirmed": record if os.path.exists(layout.confirmed) else None,
+        "argv": dict(store.releases(layout)).get(str(record["release"]), {}).get("argv"),
+        "running": status.running(layout),
         "open": {
             "id": pending.id,
             "state": pending.state,
@@ -123,7 +130,8 @@ def state(name: str) -> Dict[str, Any]:
         else None,
         "releases": sorted(os.listdir(layout.releases)) if os.path.isdir(layout.releases) else [],
         "lock": holder(layout),
-        "drift": drift(layout),
+        "drift": drift.drift(layout),
+        "unknown": [] if pending else drift.unknown(layout),
     }
 
 

@@ -5,7 +5,7 @@ import threading
 import time
 from typing import Any, Dict, Optional
 
-from . import capacity, drain, gate, guard, install, observe_env, room, service, status, store
+from . import capacity, drain, drift, gate, guard, install, observe_env, room, service, status, store
 from .core.txn import FORWARD, is_open
 from .decided import (
     confirmed,
@@ -17,6 +17,7 @@ from .decided import (
 )
 from .journal import Txn, open_txn
 from .layout import Layout, locked
+from .origin import origin
 from .outcome import (
     HEALTHY,
     Failure,
@@ -127,10 +128,14 @@ def begin(layout: Layout, request: Dict[str, Any], archive: str) -> Txn:
                 next="ddtree-ops status",
             )
         _unmoved(request.get("unit_files", {}))
+        if request["kind"] == "deploy":
+            drift.must_be_known(layout, request.get("adopted") or [])
+            drift.take_over(layout)
         if request.get("proven_by"):
             _proven(layout, request)
         active = service.facts(layout.service).get("ActiveState") in ("active", "activating", "reloading")
-        intent = {**request, "was_active": active or request["kind"] == "undo", "archive": archive}
+        undoes = request["kind"] == "undo"
+        intent = {**request, "was_active": active or undoes, "archive": archive, "origin": origin()}
         txn = _create(layout, intent)
         try:
             _step(txn, "STAGED")
@@ -302,7 +307,8 @@ def _reserve(txn: Txn, release: str, undo: Optional[str]) -> None:
     """Before anything stops: what the end of this transaction needs on the disk is there. Raises AgentError."""
     layout = txn.layout
     try:
-        room.spend(layout, lambda: ready_confirmed(layout, release, undo, txn.id))
+        files = txn.intent.get("unit_files")
+        room.spend(layout, lambda: ready_confirmed(layout, release, undo, txn.id, files))
     except OSError as error:
         raise _no_room(error) from None
 
@@ -342,9 +348,10 @@ def _start(txn: Txn, watching: Watching) -> Optional[Failure]:
     service.start(txn.layout.service)
     _step(txn, "STARTING")
     failure = watching.verdict()
+    stopwatch(txn, phases=watching.seconds)
     if failure is None:
         down = round(time.time() - float(measures(txn).get("down_since", time.time())), 2)
-        stopwatch(txn, phases=watching.seconds, downtime_s=down)
+        stopwatch(txn, downtime_s=down)
     return failure
 
 

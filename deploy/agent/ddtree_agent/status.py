@@ -1,17 +1,14 @@
 """What runs here, by the host's own evidence, and what has run."""
 
 import os
-from typing import Any, Dict, List, Tuple
+from typing import Any, Dict, List, Optional, Tuple
 
 from . import drain, gate, service, store
 from .decided import confirmed
-from .journal import Txn, open_txn, transactions
-from .layout import Layout, holder, read_history
+from .drift import drift, files, overlay
+from .journal import open_txn
+from .layout import BASELINE, Layout, holder, read_history
 from .systemd import run, show
-from .wire import AgentError
-
-#: A confirm is a few renames.
-_STUCK_S = 30.0
 
 
 def status(layout: Layout) -> Dict[str, Any]:
@@ -19,7 +16,7 @@ def status(layout: Layout) -> Dict[str, Any]:
     unit = show(
         layout.service, ["ActiveState", "SubState", "MainPID", "NeedDaemonReload", "DropInPaths", "NRestarts"]
     )
-    record, running = confirmed(layout), service.running_release(layout.service)
+    record, now = confirmed(layout), running(layout)
     txn = open_txn(layout)
     releases = [
         {"release": name, "mode": manifest.get("mode"), "source_digest": manifest.get("source_digest")}
@@ -32,7 +29,10 @@ def status(layout: Layout) -> Dict[str, Any]:
         "main_pid": int(unit.get("MainPID") or 0),
         "restarts": int(unit.get("NRestarts") or 0),
         "confirmed": record,
-        "running": running or ("baseline" if int(unit.get("MainPID") or 0) else None),
+        "running": now["release"],
+        "mode": now["mode"],
+        "unit": {"dropins": unit.get("DropInPaths", "").split(), "files": files(layout)},
+        "overlay": overlay_of(layout, record["release"]),
         "trial": os.path.exists(layout.trial),
         "transaction": {"txn": txn.id, "state": txn.state} if txn else None,
         "held_by": holder(layout),
@@ -41,59 +41,22 @@ def status(layout: Layout) -> Dict[str, Any]:
     }
 
 
-def drift(layout: Layout) -> List[str]:
-    """Where the host differs from what was confirmed, a sentence each; [] while a rollout is on its way."""
-    txn = open_txn(layout)
-    if txn is not None:
-        stuck = txn.state == "CONFIRMING" and txn.age_s() > _STUCK_S
-        return [f"rollout {txn.id} cannot end its confirm: is the disk full, or read-only?"] if stuck else []
-    unit = show(layout.service, ["ActiveState", "MainPID", "NeedDaemonReload"])
-    record = confirmed(layout)
-    found = []
-    if record.get("damaged"):
-        found.append(f"{layout.confirmed} is damaged; the drop-in in /etc was read instead")
-    if any(drain.drained(Txn(layout, name)) for name in transactions(layout)[-1:]):
-        found.append("the last rollout's drain was not undone: run drain.undo of hosts.yaml by hand")
-    if os.path.exists(layout.trial):
-        found.append(
-            f"{layout.trial} is in place though no rollout is open: ddtree-ops rollback takes it away"
-        )
-    if gate.there(layout.service):
-        found.append(
-            f"a traffic gate keeps users out though no rollout is open: nft delete table inet "
-            f"{gate.table_of(layout.service)}"
-        )
-    found += _release_drift(layout, record["release"])
-    running = service.running_release(layout.service) or "baseline"
-    if unit.get("ActiveState") != "active":
-        found.append(f"{layout.service} is {unit.get('ActiveState', 'unknown')}: nothing serves")
-    elif running != record["release"]:
-        found.append(f"the main process runs {running}, {record['release']} is confirmed")
-    if unit.get("NeedDaemonReload") == "yes":
-        found.append(f"unit files of {layout.service} changed on disk: systemctl daemon-reload")
-    return found
+def running(layout: Layout) -> Dict[str, Any]:
+    """{release, mode} of the main process by its own environment: `baseline` for one that is not ours; both None
+    where nothing runs, mode None where its release is gone from the store."""
+    release = service.running_release(layout.service)
+    if release is None:
+        plain = BASELINE if service.main_pid(layout.service) else None
+        return {"release": plain, "mode": plain}
+    return {"release": release, "mode": dict(store.releases(layout)).get(release, {}).get("mode")}
 
 
-def _release_drift(layout: Layout, release: str) -> List[str]:
-    if release == "baseline":
-        return (
-            [f"{layout.kept} is there though the baseline is confirmed"]
-            if os.path.exists(layout.kept)
-            else []
-        )
-    try:
-        store.verify(layout, release)
-        manifest = store.manifest_of(layout, release)
-        text = store.dropin_text(manifest)
-        with open(layout.kept, encoding="utf-8") as file:
-            if file.read() != text:
-                return [f"{layout.kept} is not what release {release} put there"]
-        service.read_back(layout, layout.kept, manifest["exec_argv"], text)
-    except FileNotFoundError:
-        return [f"{layout.kept} is missing though {release} is confirmed"]
-    except AgentError as error:
-        return [" ".join(str(error.fields[key]) for key in ("what", "meaning") if error.fields[key])]
-    return []
+def overlay_of(layout: Layout, release: str) -> Optional[Dict[str, Any]]:
+    """{release, verified, problem} by hashing every file of the confirmed release now; None for the baseline."""
+    if release == BASELINE:
+        return None
+    found = overlay(layout, release)
+    return {"release": release, "verified": not found, "problem": found[0] if found else None}
 
 
 def history(layout: Layout, limit: int) -> List[Dict[str, Any]]:

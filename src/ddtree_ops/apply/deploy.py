@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from ddtree_ops.apply import agentzip, who
+from ddtree_ops.apply import agentzip, schedule, who
 from ddtree_ops.apply.agent import AgentClient, AgentSilent
 from ddtree_ops.apply.follow import Connect, Following, OnEvent, judge
 from ddtree_ops.config.model import HostConfig
 from ddtree_ops.core.errors import Unreachable
+from ddtree_ops.core.plan import check_unmoved
 
 if TYPE_CHECKING:
     from ddtree_ops.apply.prepare import Prepared
@@ -19,20 +22,52 @@ _CHUNK = 1 << 16
 _PUSH_SILENCE_S = 300.0
 
 
-def deploy(prepared: Prepared, client: AgentClient, connect: Connect, on_event: OnEvent) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Order:
+    """How a plan is to be carried out. `why`: for the host's history; `adopted`: the differences that the operator
+    took over; `at`: begin then, not now, after `again` has prepared the same deploy once more."""
+
+    why: str
+    adopted: Sequence[str] = ()
+    at: datetime | None = None
+    again: Callable[[AgentClient], Prepared] | None = None
+
+
+def deploy(
+    prepared: Prepared, client: AgentClient, connect: Connect, on_event: OnEvent, order: Order
+) -> dict[str, Any]:
     """Run the plan on its host; return the transaction's outcome (confirmed).
 
     Raises PreconditionFailed or HostLocked with nothing touched, RolledBack, RollbackFailed, OutcomeUnknown or
     Detached after that.
     """
-    operator, txn, nonce = who.operator(), who.new_txn(), who.new_nonce()
+    operator, txn = who.operator(), who.new_txn()
     on_event({"ev": "note", "text": f"pushing release {prepared.plan.release}"})
     pushed = client.call("push", push_request(prepared, txn, operator), _chunks(prepared), _PUSH_SILENCE_S)
     seconds = pushed.get("smoke", {}).get("seconds")
     on_event({"ev": "note", "text": f"sealed; import smoke and argument parse passed ({seconds} s)"})
+    if order.at is None or order.again is None:
+        return _roll(prepared, txn, operator, client, connect, on_event, order)
+    schedule.wait(order.at, prepared.plan.host, on_event)
+    with connect() as fresh:  # the first line may be long gone
+        now = order.again(fresh)
+        check_unmoved(prepared.plan.to_json(), now.plan, "what was prepared before the wait")
+        return _roll(now, txn, operator, fresh, connect, on_event, order)
+
+
+def _roll(
+    prepared: Prepared,
+    txn: str,
+    operator: str,
+    client: AgentClient,
+    connect: Connect,
+    on_event: OnEvent,
+    order: Order,
+) -> dict[str, Any]:
+    nonce = who.new_nonce()
     following = Following(connect, prepared.plan.host, txn, nonce, on_event, operator)
     try:
-        client.call("begin", begin_request(prepared, txn, nonce, operator))
+        client.call("begin", begin_request(prepared, txn, nonce, operator, order))
     except (Unreachable, AgentSilent):
         following.begun = False  # the request may have arrived although its reply did not
     outcome = following.to_the_end()
@@ -56,14 +91,15 @@ def push_request(prepared: Prepared, txn: str, operator: str) -> dict[str, Any]:
     }
 
 
-def begin_request(prepared: Prepared, txn: str, nonce: str, operator: str) -> dict[str, Any]:
+def begin_request(prepared: Prepared, txn: str, nonce: str, operator: str, order: Order) -> dict[str, Any]:
     """What the runner needs; the host keeps it as the transaction's intent."""
     return {
         "kind": "deploy",
         "txn": txn,
         "nonce": nonce,
         "who": operator,
-        "why": f"deploy --mode {prepared.plan.mode}",
+        "why": order.why,
+        "adopted": [*order.adopted],
         "agent": agentzip.digest(),
         "release": prepared.plan.release,
         "mode": prepared.plan.mode,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,11 +12,12 @@ from ddtree_ops.apply.endpoint import Endpoint, endpoint
 from ddtree_ops.apply.secrets import for_host
 from ddtree_ops.config.model import HostConfig, Inventory
 from ddtree_ops.config.secrets import Secret
-from ddtree_ops.core.doctor import examine, refusal
+from ddtree_ops.core.doctor import drifted, examine, refusal
+from ddtree_ops.core.downtime import estimate, over, warnings
 from ddtree_ops.core.errors import OpsError, PreconditionFailed, UsageProblem
 from ddtree_ops.core.finding import Level
 from ddtree_ops.core.modes import BASELINE
-from ddtree_ops.core.plan import Plan, Preconditions, describe_gate, estimate_downtime
+from ddtree_ops.core.plan import Plan, Preconditions, describe_gate
 from ddtree_ops.core.proof import Proof, describe, proven, read_proofs, recorded
 from ddtree_ops.core.steps import deploy_steps
 from ddtree_ops.core.wanted import Wanted
@@ -52,9 +53,17 @@ class Prepared:
 
 
 def prepare(
-    inventory: Inventory, host: HostConfig, mode: str, client: AgentClient, on_event: Any
+    inventory: Inventory,
+    host: HostConfig,
+    mode: str,
+    client: AgentClient,
+    on_event: Any,
+    accept: Collection[str] = (),
 ) -> Prepared:
-    """Decide a deploy of `mode`. Raises UsageProblem for an unknown mode, PreconditionFailed or HostLocked."""
+    """Decide a deploy of `mode`. Raises UsageProblem for an unknown mode, PreconditionFailed or HostLocked.
+
+    `accept`: rules of doctor.DRIFT that refuse nothing; what they say stands in the plan's `drift`.
+    """
     facts = adopted(inventory, host)
     series = find_series(host.series, inventory.base)
     if mode == BASELINE:
@@ -73,7 +82,7 @@ def prepare(
             next=f"ddtree-ops render --host {host.name} --mode baseline, install that unit, start it, then adopt",
         )
     seen = probe(client, host, facts, series)
-    _preflight(host, facts, series, mode, seen, on_event)
+    drift = _preflight(host, facts, series, mode, seen, on_event, accept)
     engine = seen["engine"]
     on_event(
         {"ev": "note", "text": f"sources on the host: sglang {engine['version']}, tree {engine['tree'][:16]}"}
@@ -81,14 +90,14 @@ def prepare(
     tree = snapshot.fetch(client, host.name, engine["package"], engine["tree"])
     patched = _patched(series, mode, tree)
     release = _release(engine, tree, patched, mode, rendered, rendered.dropin)
-    past = client.call("history", {"limit": 20})
+    past = client.call("history", {"limit": 50})
     proofs = read_proofs(past["proven"])
     proof = _proof(host, facts, series, mode, release, proofs)
     # a rollout that others need for their proof is done only once the host's history has it
     known = not series.modes.proves(mode) or recorded(proofs, mode, release.source_digest)
     return Prepared(
         host=host,
-        plan=_plan(host, facts, mode, rendered, release, seen, past["history"], proof, known),
+        plan=_plan(host, facts, mode, rendered, release, seen, past["history"], proof, drift, known),
         release=release,
         endpoint=where,
         expect_state=rendered.state,
@@ -159,17 +168,39 @@ def wanted(host: HostConfig, facts: Facts | None, series: Series, mode: str | No
 
 
 def _preflight(
-    host: HostConfig, facts: Facts, series: Series, mode: str, seen: dict[str, Any], on_event: Any
-) -> None:
+    host: HostConfig,
+    facts: Facts,
+    series: Series,
+    mode: str,
+    seen: dict[str, Any],
+    on_event: Any,
+    accept: Collection[str],
+) -> list[str]:
+    """Raise where a rule blocks that is not accepted; return where the host is not what was recorded of it."""
     findings = examine(seen, wanted(host, facts, series, mode))
     for finding in findings:
         if finding.level is Level.WARN:
             on_event({"ev": "note", "text": f"WARN {finding.rule}: {finding.evidence}"})
-    active = seen.get("service", {}).get("active_state") == "active"
-    serving = "the service that ran before, untouched" if active else None
-    refused = refusal(findings, host.name, serving)
+    refused = refusal([f for f in findings if f.rule not in accept], host.name, _serving(seen), mode)
     if refused is not None:
         raise refused
+    return drifted(findings)
+
+
+def _serving(seen: dict[str, Any]) -> str | None:
+    """What answers now, for an error that left it alone; None where nothing runs."""
+    if seen.get("service", {}).get("active_state") != "active":
+        return None
+    running = seen.get("state", {}).get("running") or {}
+    return (
+        f"{_name(running)}, untouched" if running.get("release") else "the service that ran before, untouched"
+    )
+
+
+def _name(running: dict[str, Any]) -> str:
+    """A release with its mode, in words."""
+    release, mode = running["release"], running.get("mode")
+    return "the baseline" if release == BASELINE else f"{mode or 'a release of ours,'} {release}"
 
 
 def _patched(series: Series, mode: str, tree: Path) -> Patched:
@@ -222,9 +253,20 @@ def _plan(
     seen: dict[str, Any],
     past: list[dict[str, Any]],
     proof: list[str],
+    drift: list[str],
     known: bool,
 ) -> Plan:
-    confirmed = (seen["state"].get("confirmed") or {}).get("release", BASELINE)
+    state = seen["state"]
+    confirmed = (state.get("confirmed") or {}).get("release", BASELINE)
+    running = state.get("running") or {}
+    downtime = estimate(
+        past,
+        mode=mode,
+        release=release.digest,
+        linked="jit_kernel" in release.manifest["links"],
+        stop_limit_s=host.timeouts.stop,
+    )
+    refused = over(downtime, host.max_downtime)
     service = seen["service"]
     files = [service["fragment"], *service["dropins"], *service["environment_files"]]
     payload = len(release.payload())
@@ -248,18 +290,24 @@ def _plan(
             tree=seen["engine"]["tree"],
             unit_files={file["path"]: file["sha256"] for file in files if file and file.get("sha256")},
         ),
-        argv_before=facts.unit.exec.argv if facts.unit.exec else [],
+        argv_before=state.get("argv") or (facts.unit.exec.argv if facts.unit.exec else []),
         argv_after=rendered.argv,
         dropin=rendered.dropin or "",
         changes=[f"{flag} is dropped: {reason}" for flag, reason in rendered.replaced]
         + [f"{flag} is added: {reason}" for flag, reason in rendered.added],
         loses=rendered.loses,
-        notes=[*proof, *rendered.notes],
-        downtime=estimate_downtime(past, host.timeouts.stop),
+        notes=[
+            *proof,
+            *rendered.notes,
+            *([f"{refused}: a deploy is refused"] if refused else warnings(downtime, host.max_downtime)),
+        ],
+        downtime=downtime,
         gate=describe_gate(facts.capabilities.nft, past),
+        drift=drift,
+        running=_name(running if running.get("release") == confirmed else {"release": confirmed}),
         done=confirmed == release.digest
         and service["active_state"] == "active"
-        and not seen["state"].get("open")
-        and not seen["state"].get("drift")
+        and not state.get("open")
+        and not state.get("drift")
         and known,
     )

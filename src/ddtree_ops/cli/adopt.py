@@ -23,16 +23,8 @@ def adopt(host: HostOpt = None, config: ConfigOpt = None, yes: YesOpt = False, j
 
     shown: list[dict[str, Any]] = []
     for inventory, one in _targets(config, host or [], yes, json):
-        adopted, facts = read(inventory, one)
-        for note in adopted.notes:
-            say(f"{one.name}: note: {note}")
-        if facts.unit.exec is None:
-            say(
-                f"{one.name}: note: there is no {one.service} here; if there should be, correct service: in hosts.yaml"
-            )
+        adopted, changed = take(inventory, one, yes, json)
         path = inventory.facts_path(one.name)
-        changed = _write(path, facts, one.name, yes, json)
-        _record(inventory, one, facts)
         say(f"{one.name}: {adopted.outcome}: {path}{'' if changed else ' (as it was)'}")
         if adopted.secrets:
             say(f"{one.name}: credentials stay on the host, named here: {', '.join(sorted(adopted.secrets))}")
@@ -47,6 +39,22 @@ def adopt(host: HostOpt = None, config: ConfigOpt = None, yes: YesOpt = False, j
         )
     if json:
         document({"ok": True, "adopted": shown})
+
+
+def take(inventory: Inventory, host: HostConfig, yes: bool, machine: bool) -> tuple[Adopted, bool]:
+    """Read one host, write its facts, record them there; return what was adopted and whether the facts changed."""
+    from ddtree_ops.cli._sinks import say
+
+    adopted, facts = read(inventory, host)
+    for note in adopted.notes:
+        say(f"{host.name}: note: {note}")
+    if facts.unit.exec is None:
+        say(
+            f"{host.name}: note: there is no {host.service} here; if there should be, correct service: in hosts.yaml"
+        )
+    changed = _write(inventory.facts_path(host.name), facts, host.name, yes, machine)
+    _record(inventory, host, facts)
+    return adopted, changed
 
 
 def _targets(

@@ -37,6 +37,7 @@ def apply(
         inventory,
         host,
         planned["mode"],
+        why=f"apply {plan.name}",
         json=json,
         events=events,
         verbose=verbose,

@@ -43,10 +43,14 @@ def what(entry: dict[str, Any]) -> str:
 def describe(entry: dict[str, Any]) -> str:
     """One entry as a line, and its failure as a second one."""
     when = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(entry["at"]))
+    who = entry["who"] + (f" from {entry['origin']}" if entry.get("origin") else "")
     line = (
-        f"{when} UTC  {what(entry)} by {entry['who']}: {entry['outcome']}, {entry['serving'] or 'nothing'} serves"
+        f"{when} UTC  {what(entry)} by {who}: {entry['outcome']}, {entry['serving'] or 'nothing'} serves"
         + (f", downtime {entry['downtime_s']} s" if entry.get("downtime_s") else "")
     )
+    if entry.get("why") and not str(entry["why"]).startswith(("deploy ", "rollback", "apply ")):
+        line += f"\n    why: {entry['why']}"
+    line += "".join(f"\n    adopted: {text}" for text in entry.get("adopted") or ())
     failure = entry.get("failure") or {}
     if failure:
         line += f"\n    {failure.get('phase')} ({failure.get('reason')}): {failure.get('line') or failure.get('hint')}"

@@ -31,12 +31,13 @@ def plan(
     from ddtree_ops.cli._common import one_host
     from ddtree_ops.cli._run import connector
     from ddtree_ops.cli._sinks import document, say
+    from ddtree_ops.core.doctor import DRIFT
     from ddtree_ops.core.errors import PendingChanges
 
     inventory, chosen = one_host(config, host)
     with connector(inventory, chosen)() as client:
         decided = prepare(
-            inventory, chosen, mode, client, lambda event: say(f"{chosen.name}  {event['text']}")
+            inventory, chosen, mode, client, lambda event: say(f"{chosen.name}  {event['text']}"), DRIFT
         ).plan
     if output is not None:
         output.write_text(jsonlib.dumps(decided.to_json(), indent=1, sort_keys=True) + "\n")
@@ -60,12 +61,14 @@ def describe(plan: Plan) -> str:
         return f"{plan.host}: nothing to do: release {plan.release} is confirmed and running"
     before, after = "\n".join(plan.argv_before) + "\n", "\n".join(plan.argv_after) + "\n"
     parts = [
-        f"{plan.host}: {plan.service} → {plan.mode}, release {plan.release} (now {plan.preconditions.confirmed})",
-        unified(before, after, "command line now", f"command line in {plan.mode}"),
+        f"{plan.host}: {plan.service} → {plan.mode}, release {plan.release} (now {plan.running})",
+        *(f"  drift: {text}" for text in plan.drift),
+        *(["  a deploy is refused until --adopt takes that over, or it is put back"] if plan.drift else ()),
+        unified(before, after, f"command line now, {plan.running}", f"command line in {plan.mode}"),
         *(f"  change: {text}" for text in plan.changes),
         *(f"  clients lose: {text}" for text in plan.loses),
         *(f"  note: {text}" for text in plan.notes),
-        f"  downtime: {plan.downtime}",
+        f"  downtime: {plan.downtime.text}",
         f"  traffic: {plan.gate}",
         *(
             f"  {step.state:<10} {'(down) ' if step.down else ''}{step.does}; undo: {step.undo}"

@@ -49,10 +49,17 @@ def describe(name: str, seen: dict[str, Any]) -> str:
     """One host, a line or a few."""
     if "error" in seen:
         return f"{name}: {seen['error']['what']}"
-    record = seen["confirmed"]
+    modes = {entry["release"]: entry.get("mode") for entry in seen["releases"]}
+    now, record = seen["running"], seen["confirmed"]
     lines = [
         f"{name}: {seen['service']} {seen['active']} ({seen['sub']}), main PID {seen['main_pid']}, "
-        f"runs {seen['running'] or 'nothing'}, confirmed {record['release']}, before it {record['undo'] or 'nothing'}"
+        f"runs {_named(now, modes) if now else 'nothing'}"
+        + (
+            ", confirmed; "
+            if now == record["release"]
+            else f"; {_named(record['release'], modes)} is confirmed; "
+        )
+        + _before(record, modes)
     ]
     if seen["transaction"]:
         lines.append(f"  open: {seen['transaction']['txn']} is {seen['transaction']['state']}")
@@ -60,3 +67,19 @@ def describe(name: str, seen: dict[str, Any]) -> str:
         lines.append(f"  held by {seen['held_by']}")
     lines += [f"  drift: {text}" for text in seen["drift"]]
     return "\n".join(lines)
+
+
+def _named(release: str, modes: dict[str, str | None]) -> str:
+    """A release with its mode: `shadow 4ab3…`."""
+    if release == "baseline":
+        return release
+    return f"{modes.get(release) or 'a release that is gone,'} {release}"
+
+
+def _before(record: dict[str, Any], modes: dict[str, str | None]) -> str:
+    """What a rollback would do: undo the last change, or nothing because the last one was undone already."""
+    if record.get("undo"):
+        return f"before it {_named(record['undo'], modes)}"
+    if record.get("abandoned"):
+        return f"{_named(record['abandoned'], modes)} was rolled back, no change is left to undo"
+    return "nothing before it"

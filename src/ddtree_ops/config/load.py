@@ -118,13 +118,28 @@ def _references(document: Document) -> list[Problem]:
             found.append(Problem(*place, f"hosts.{name}", "a group has the same name: rename one"))
         wanted = host.get("groups") if isinstance(host, dict) else None
         found += _credentials(document, ("hosts", name))
+        found += _twice(document, ("hosts", name), host)
         for index, group in enumerate(wanted if isinstance(wanted, list) else []):
             if isinstance(group, str) and group not in groups:
                 loc: Loc = ("hosts", name, "groups", index)
                 message = f"no group is named {group}{did_you_mean(group, list(groups))}"
                 found.append(Problem(*document.place(loc), dotted(loc), message))
-    for around in (("defaults",), *(("groups", name) for name in groups)):
+    layers = [(("defaults",), data.get("defaults")), *((("groups", n), keys) for n, keys in groups.items())]
+    for around, keys in layers:
         found += _credentials(document, around)
+        found += _twice(document, around, keys)
+    return found
+
+
+def _twice(document: Document, around: Loc, keys: Any) -> list[Problem]:
+    """Features that one `requires` names again: a slip of the hand, mostly for another one."""
+    named = keys.get("requires") if isinstance(keys, dict) else None
+    named = named if isinstance(named, list) else []
+    found: list[Problem] = []
+    for index, feature in enumerate(named):
+        if isinstance(feature, str) and feature in named[:index]:
+            loc: Loc = (*around, "requires", index)
+            found.append(Problem(*document.place(loc), dotted(loc), f"{feature} is named twice: drop one"))
     return found
 
 

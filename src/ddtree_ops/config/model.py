@@ -151,6 +151,10 @@ class HostKeys(_Strict):
         description="what clients of this service rely on: a mode that loses one is refused",
     )
     drain: Drain | None = Field(default=None, description="take the server out of its router around the stop")
+    max_downtime: Seconds | None = Field(
+        default=None,
+        description="seconds: a deploy that would keep the service down longer, by the host's last starts, is refused",
+    )
     timeouts: Timeouts = Field(default_factory=Timeouts, description="seconds")
 
 

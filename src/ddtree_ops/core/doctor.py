@@ -38,6 +38,7 @@ RULES: tuple[tuple[str, str, Rule], ...] = (
     ("port", "port", doctor_host.port),
     ("log", "capabilities", doctor_host.log_target),
     ("facts", "service", doctor_unit.drift),
+    ("drift", "state", doctor_unit.confirmed),
 )
 #: Without these nothing can be deployed at all: not knowing them blocks.
 NEEDED = {"launch": "hosts.yaml: interpreter: /path/to/bin/python3"}
@@ -60,13 +61,25 @@ def examine(probe: dict[str, Any], wanted: Wanted) -> list[Finding]:
     return found
 
 
+#: The rules that say that the host is not what was recorded or confirmed: `deploy --adopt` takes that over.
+DRIFT = ("facts", "drift")
+
+
 def blocked(findings: Sequence[Finding]) -> list[Finding]:
     """The findings that stop a deploy."""
     return [finding for finding in findings if finding.level is Level.BLOCK]
 
 
-def refusal(findings: Sequence[Finding], host: str, serving: str | None = None) -> OpsError | None:
-    """The error that a deploy raises for these findings: the first BLOCK in words, the others counted.
+def drifted(findings: Sequence[Finding]) -> list[str]:
+    """Where the host is not what was recorded or confirmed, a sentence each."""
+    return [stop.evidence for stop in blocked(findings) if stop.rule in DRIFT]
+
+
+def refusal(
+    findings: Sequence[Finding], host: str, serving: str | None = None, mode: str | None = None
+) -> OpsError | None:
+    """The error that a deploy (of `mode`) raises for these findings: the first BLOCK in words, the others counted;
+    drift alone is named whole, with the command that takes it over.
 
     None where nothing blocks. An open transaction of somebody else is HostLocked (exit 4), all else
     PreconditionFailed (exit 3).
@@ -74,6 +87,8 @@ def refusal(findings: Sequence[Finding], host: str, serving: str | None = None) 
     stops = blocked(findings)
     if not stops:
         return None
+    if mode is not None and all(stop.rule in DRIFT for stop in stops):
+        return _unknown_state(stops, host, serving, mode)
     first = stops[0]
     rest = f"; {len(stops) - 1} more: {', '.join(sorted({s.rule for s in stops[1:]}))}" if stops[1:] else ""
     kind = HostLocked if first.rule == "transaction" else PreconditionFailed
@@ -83,4 +98,18 @@ def refusal(findings: Sequence[Finding], host: str, serving: str | None = None) 
         meaning="nothing was touched",
         serving=serving,
         next=first.remedy,
+    )
+
+
+def _unknown_state(stops: Sequence[Finding], host: str, serving: str | None, mode: str) -> OpsError:
+    adopt = f"ddtree-ops deploy --host {host} --mode {mode} --adopt, to take the host over as it is"
+    recorded = next((stop.remedy for stop in stops if stop.remedy and "--adopt" not in stop.remedy), None)
+    return PreconditionFailed(
+        "the host is not what was recorded of it: " + "; ".join(stop.evidence for stop in stops),
+        host=host,
+        meaning="somebody changed it since; nothing was touched",
+        serving=serving,
+        next=f"{adopt}; {recorded}, to record it and change nothing"
+        if recorded
+        else f"{adopt}; or put it back",
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from ddtree_ops.core.facts_live import Capabilities, Engine, FileHash, Live, Service
+from ddtree_ops.core.facts_live import Capabilities, Engine, FileHash, Live, Service, State
 from ddtree_ops.core.finding import Finding, block, ok, warn
 from ddtree_ops.core.wanted import Wanted
 
@@ -49,6 +49,26 @@ def overridden(service: Service, _: Live, wanted: Wanted) -> list[Finding]:
             said = f"{late.path} sorts after ours and sets {', '.join(same)}: it would win"
             found.append(block("dropins", said, move))
     return found or [ok("dropins", "no drop-in of the operator's overrides ours")]
+
+
+def confirmed(state: State, live: Live, wanted: Wanted) -> list[Finding]:
+    """The host must be as the last confirm left it: a deploy overwrites nothing that nobody has looked at."""
+    named = {word.rstrip(":;,") for said in _recorded(live, wanted) for word in said.split() if "/" in word}
+    # an edited unit file differs from the recorded facts as well, whose rule has named it
+    found = [said for said in state.unknown if not named & {word.rstrip(":;,") for word in said.split()}]
+    remedy = f"ddtree-ops deploy --host {wanted.host} --adopt, to take the host over as it is; or put it back"
+    return [block("drift", said, remedy) for said in found] or [ok("drift", "as the last confirm left it")]
+
+
+def _recorded(live: Live, wanted: Wanted) -> list[str]:
+    try:
+        return (
+            list(_unit(live.service, (wanted.recorded or {})["unit"]))
+            if isinstance(live.service, Service)
+            else []
+        )
+    except (KeyError, TypeError, AttributeError):
+        return []  # the facts' own rule says so
 
 
 def drift(service: Service, live: Live, wanted: Wanted) -> list[Finding]:

@@ -214,13 +214,15 @@ class OpenTxn:
 
 @dataclass(frozen=True)
 class State:
-    """What we left on the host. `confirmed`: the document of the confirmed release."""
+    """What we left on the host. `confirmed`: the document of the confirmed release; `unknown`: what differs from what
+    was confirmed, a sentence each."""
 
     confirmed: Mapping[str, Any] | None
     open: OpenTxn | None
     releases: tuple[str, ...]
     lock: str | None
     drift: tuple[str, ...] = ()
+    unknown: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

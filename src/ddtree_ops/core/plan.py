@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from ddtree_ops.core.downtime import UNMEASURED, Downtime
 from ddtree_ops.core.errors import PreconditionFailed, UsageProblem
 from ddtree_ops.core.features import Loss
 from ddtree_ops.core.steps import Step
@@ -27,8 +28,10 @@ class Preconditions:
 
 @dataclass(frozen=True)
 class Plan:
-    """A deploy, printable and serialisable. `changes`: sentences; `loses`: what clients lose against the baseline;
-    `downtime` and `gate`: sentences, from the host's own last starts and from what its nft can do."""
+    """A deploy, printable and serialisable. `running`: mode and release confirmed now, `argv_before`: their command
+    line; `changes`: sentences; `loses`: what clients lose against the baseline; `downtime`: from the host's own last
+    starts; `gate`: a sentence from what its nft can do; `drift`: where the host is not what was recorded of it, which
+    a deploy refuses."""
 
     host: str
     service: str
@@ -43,8 +46,10 @@ class Plan:
     changes: Sequence[str] = ()
     loses: Sequence[Loss] = ()
     notes: Sequence[str] = ()
-    downtime: str = ""
+    downtime: Downtime = UNMEASURED
     gate: str = ""
+    drift: Sequence[str] = ()
+    running: str = ""
     done: bool = False
 
     def to_json(self) -> dict[str, Any]:
@@ -71,12 +76,12 @@ def moved(planned: Mapping[str, Any], now: Plan) -> list[str]:
     return found
 
 
-def check_unmoved(planned: Mapping[str, Any], now: Plan) -> None:
-    """Raise PreconditionFailed where a saved plan no longer fits the host."""
+def check_unmoved(planned: Mapping[str, Any], now: Plan, what: str = "the saved plan") -> None:
+    """Raise PreconditionFailed where a plan that was made before no longer fits the host."""
     found = moved(planned, now)
     if found:
         raise PreconditionFailed(
-            "the saved plan no longer fits: " + "; ".join(found),
+            f"{what} no longer fits: " + "; ".join(found),
             host=now.host,
             meaning="nothing was touched",
             next=f"ddtree-ops plan --host {now.host} --mode {now.mode} -o plan.json",
@@ -99,18 +104,6 @@ def read_plan(document: Any, source: str) -> Mapping[str, Any]:
             f"{source} has schema_version {document.get('schema_version')}, this is {SCHEMA_VERSION}"
         )
     return document
-
-
-def estimate_downtime(history: Sequence[Mapping[str, Any]], stop_limit_s: float) -> str:
-    """A sentence on the downtime to expect: the last measured stop and start, twice that where it fails."""
-    seconds = [float(entry["downtime_s"]) for entry in history if entry.get("downtime_s")]
-    if not seconds:
-        return (
-            f"unknown: no start was measured on this host yet (the stop is bounded at {stop_limit_s:.0f} s); "
-            "twice the stop and start where it fails"
-        )
-    last = seconds[-1]
-    return f"about {last:.0f} s by the last change on this host, {2 * last:.0f} s if it fails and rolls back"
 
 
 def describe_gate(nft: bool, history: Sequence[Mapping[str, Any]]) -> str:
