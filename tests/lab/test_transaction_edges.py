@@ -117,15 +117,15 @@ def test_a_confirmed_release_that_somebody_changed_is_seen_and_repaired(rig: Rig
     kept = f"/etc/systemd/system/{UNIT}.d/50-ddtree.conf"
     rig.host.check(f"sed -i 's/budget 6/budget 4/' {kept}; systemctl daemon-reload; systemctl restart {UNIT}")
     assert rig.cli("status", "--exit-code").rc == 5
-    assert rig.cli("deploy").rc == 0
+    assert rig.cli("deploy", "--adopt").rc == 0
     assert "budget 6" in rig.host.read(kept)
     assert json.loads(rig.host.http("/get_server_info")[1])["speculative_ddtree_budget"] == 6
     rig.host.check(f"rm -rf /opt/ddtree/releases/{release}/overlay/sglang/srt/managers")
     assert rig.cli("status", "--exit-code").rc == 5
-    assert rig.cli("deploy").rc == 0
+    assert rig.cli("deploy", "--adopt").rc == 0
     assert rig.cli("status", "--exit-code").rc == 0
     rig.host.check(f"rm {kept}; systemctl daemon-reload; systemctl restart {UNIT}")
-    assert rig.cli("deploy").rc == 0
+    assert rig.cli("deploy", "--adopt").rc == 0
     assert rig.serving() == "DDTREE"
 
 
@@ -201,5 +201,6 @@ def test_a_damaged_note_of_what_is_confirmed_does_not_stop_a_rollback(rig: Rig) 
     assert rig.serving() == "None"
     assert rig.cli("status", "--exit-code").rc == 5
     rig.scenario()
-    assert rig.cli("deploy").rc == 0
+    assert rig.cli("deploy").rc == 3
+    assert rig.cli("deploy", "--adopt").rc == 0
     assert rig.cli("status", "--exit-code").rc == 0

@@ -15,8 +15,11 @@ _STUCK_S = 30.0
 _SINCE = "since the last confirm or adopt"
 
 
-def drift(layout: Layout) -> List[str]:
-    """Every difference, also those that a deploy mends anyway; [] while a rollout is on its way."""
+def drift(layout: Layout, known: Optional[List[str]] = None) -> List[str]:
+    """Every difference, also those that a deploy mends anyway; while a rollout is on its way, only that it is stuck.
+
+    `known`: what `unknown` has said already (it hashes a whole release).
+    """
     txn = open_txn(layout)
     if txn is not None:
         stuck = txn.state == "CONFIRMING" and txn.age_s() > _STUCK_S
@@ -24,11 +27,14 @@ def drift(layout: Layout) -> List[str]:
     unit = show(layout.service, ["ActiveState"])
     down = unit.get("ActiveState") != "active"
     idle = [f"{layout.service} is {unit.get('ActiveState', 'unknown')}: nothing serves"] if down else []
-    return [*unknown(layout), *unread(layout), *_left(layout), *idle]
+    return [*(unknown(layout) if known is None else known), *unread(layout), *_left(layout), *idle]
 
 
 def unknown(layout: Layout) -> List[str]:
-    """What nobody confirmed and a deploy would overwrite or build on: it is refused until the operator adopts it."""
+    """What nobody confirmed and a deploy would overwrite or build on: it is refused until the operator adopts it.
+
+    The caller sees to it that no rollout is open.
+    """
     record = confirmed(layout)
     found = []
     if record.get("damaged"):

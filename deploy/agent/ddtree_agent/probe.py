@@ -44,7 +44,7 @@ def probe(request: Dict[str, Any]) -> Dict[str, Any]:
             (lambda: probe_host.storage(asked), 10),
         ]
     )
-    found["state"] = _section(lambda: probe_unit.state(service), 10)
+    found["state"] = _section(lambda: probe_unit.state(service), 60)  # hashes the confirmed release
     found["memory"] = _section(lambda: probe_host.memory(show), 5)
     found["user"] = _section(lambda: probe_host.user(show), 5)
     found["capabilities"] = _section(lambda: caps.capabilities(show, request.get("measure", True)), 40)

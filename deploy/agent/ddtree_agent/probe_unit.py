@@ -116,6 +116,7 @@ def state(name: str) -> Dict[str, Any]:
     pending = open_txn(layout)
     intent = pending.intent if pending else {}
     record = decided.confirmed(layout)
+    unknown = [] if pending else drift.unknown(layout)
     return {
         "confirmed": record if os.path.exists(layout.confirmed) else None,
         "argv": dict(store.releases(layout)).get(str(record["release"]), {}).get("argv"),
@@ -130,8 +131,8 @@ def state(name: str) -> Dict[str, Any]:
         else None,
         "releases": sorted(os.listdir(layout.releases)) if os.path.isdir(layout.releases) else [],
         "lock": holder(layout),
-        "drift": drift.drift(layout),
-        "unknown": [] if pending else drift.unknown(layout),
+        "drift": drift.drift(layout, unknown),
+        "unknown": unknown,
     }
 
 

@@ -130,7 +130,8 @@ def begin(layout: Layout, request: Dict[str, Any], archive: str) -> Txn:
         _unmoved(request.get("unit_files", {}))
         if request["kind"] == "deploy":
             drift.must_be_known(layout, request.get("adopted") or [])
-            drift.take_over(layout)
+            if request.get("adopted"):
+                drift.take_over(layout)
         if request.get("proven_by"):
             _proven(layout, request)
         active = service.facts(layout.service).get("ActiveState") in ("active", "activating", "reloading")

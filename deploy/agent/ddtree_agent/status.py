@@ -3,7 +3,7 @@
 import os
 from typing import Any, Dict, List, Optional, Tuple
 
-from . import drain, gate, service, store
+from . import service, store
 from .decided import confirmed
 from .drift import drift, files, overlay
 from .journal import open_txn

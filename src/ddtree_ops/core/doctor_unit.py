@@ -61,14 +61,13 @@ def confirmed(state: State, live: Live, wanted: Wanted) -> list[Finding]:
 
 
 def _recorded(live: Live, wanted: Wanted) -> list[str]:
+    """What the rule on facts says of the unit's files, damage aside, which it says itself."""
+    if not isinstance(live.service, Service):
+        return []
     try:
-        return (
-            list(_unit(live.service, (wanted.recorded or {})["unit"]))
-            if isinstance(live.service, Service)
-            else []
-        )
+        return list(_unit(live.service, (wanted.recorded or {})["unit"]))
     except (KeyError, TypeError, AttributeError):
-        return []  # the facts' own rule says so
+        return []
 
 
 def drift(service: Service, live: Live, wanted: Wanted) -> list[Finding]:
