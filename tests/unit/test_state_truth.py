@@ -18,6 +18,7 @@ from ddtree_agent.decided import set_confirmed
 from ddtree_agent.drift import edited, hashes
 from ddtree_agent.journal import Txn
 from ddtree_agent.layout import Layout, rewrite_json
+from ddtree_agent.probe_unit import environment_files
 from ddtree_agent.wire import AgentError
 from ddtree_ops.cli.history import describe as told
 from ddtree_ops.cli.plan import describe as shown
@@ -59,6 +60,16 @@ def test_hashes_are_read_from_the_probe_and_from_facts_alike() -> None:
     }
     assert hashes(unit) == {UNIT: "a", MINE: "b"}
     assert hashes({"fragment": {"path": None, "sha256": None}}) == {}
+
+
+def test_our_own_file_of_secrets_is_not_the_operators(tmp_path: Path) -> None:
+    shown = f"{ENV} (ignore_errors=no)\n/etc/ddtree/secrets.env (ignore_errors=no)"
+    theirs = tmp_path / "sglang.service"
+    show = {"EnvironmentFiles": shown, "FragmentPath": str(theirs), "DropInPaths": "/x.d/50-ddtree.conf"}
+    theirs.write_text(f"[Service]\nEnvironmentFile={ENV}\n")
+    assert [f["path"] for f in environment_files(show)] == [ENV]
+    theirs.write_text("[Service]\nEnvironmentFile=/etc/ddtree/secrets.env\n")
+    assert len(environment_files(show)) == 2
 
 
 def test_a_confirm_notes_the_unit_files_and_a_rollback_keeps_that_note(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ import re
 from typing import Any, Dict, List, Optional
 
 from . import sockets, systemd, unitenv
-from .layout import KEPT, TRIAL, Layout, holder
+from .layout import ETC, KEPT, TRIAL, Layout, holder
 from .store import file_digest
 
 #: Told to the controller as they are; the others may hold secrets or are told in another form.
@@ -54,12 +54,20 @@ def service(name: str) -> Dict[str, Any]:
         "ours": [_hashed(path) for path in paths if ours(path)],
         "late_dropins": [_sets(p) for p in paths if not ours(p) and os.path.basename(p) > KEPT],
         "environment_files": [
-            dict(_hashed(str(item["path"])), optional=item["optional"])
-            for item in unitenv.environment_files(show.get("EnvironmentFiles", ""))
+            dict(_hashed(str(item["path"])), optional=item["optional"]) for item in environment_files(show)
         ],
         "masked": "masked" in (show.get("LoadState"), show.get("UnitFileState")),
         "show": show,
     }
+
+
+def environment_files(show: Dict[str, str]) -> List[Dict[str, object]]:
+    """[{path, optional}] of the operator's unit: without the file of secrets that only our own drop-in names."""
+    theirs = [show.get("FragmentPath", ""), *(p for p in show.get("DropInPaths", "").split() if not ours(p))]
+    secrets = os.path.join(ETC, "secrets.env")
+    found = unitenv.environment_files(show.get("EnvironmentFiles", ""))
+    named = any(secrets in _text(path) for path in theirs if path)
+    return [item for item in found if named or item["path"] != secrets]
 
 
 def unread(name: str, loaded: List[str]) -> List[str]:
@@ -178,6 +186,14 @@ def _sets(path: str) -> Dict[str, Any]:
         return {"path": path, "sets": None}
     found = set(re.findall(r"^[ \t]*([A-Za-z]+)[ \t]*=", text, re.M))
     return {"path": path, "sets": sorted(found | ({"PYTHONPATH"} if "PYTHONPATH" in text else set()))}
+
+
+def _text(path: str) -> str:
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            return file.read()
+    except OSError:
+        return ""
 
 
 def _hashed(path: str) -> Dict[str, Any]:

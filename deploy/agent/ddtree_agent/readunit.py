@@ -43,7 +43,7 @@ def raw_unit(show: Dict[str, str]) -> Dict[str, Any]:
         "dropins": [_text(p) for p in show.get("DropInPaths", "").split() if not probe_unit.ours(p)],
         "environment_files": [
             dict(_text(str(item["path"])), optional=item["optional"], secret=True)
-            for item in unitenv.environment_files(show.get("EnvironmentFiles", ""))
+            for item in probe_unit.environment_files(show)
         ],
         "scripts": scripts(unitenv.exec_argv(show.get("ExecStart", ""))),
         "enabled": show.get("UnitFileState", ""),
