@@ -313,6 +313,43 @@ def test_what_was_not_synced_is_not_on_the_disk(power: Power) -> None:
     assert there == [False, True]
 
 
+def fill(root: str) -> None:
+    """Take the last block, root's own share too."""
+    with open(os.path.join(root, "neighbour"), "ab", buffering=0) as file:
+        for size in (1 << 20, 1 << 12, 1 << 10, 1):
+            try:
+                while True:
+                    file.write(b"x" * size)
+            except OSError:
+                continue
+    with (
+        open(os.path.join(root, "another"), "wb", buffering=0) as file,
+        pytest.raises(OSError, match="space"),
+    ):
+        file.write(b"x")
+
+
+@pytest.mark.parametrize("wanted", ["confirm", "rollback"])
+def test_a_disk_without_a_block_left_stops_no_rollout_from_ending(power: Power, wanted: str) -> None:
+    world, truth = power.world, Truth(power.world)
+    world.deploy("bb")
+    txn = world.until("GATED")
+    assert txn is not None
+    fill(world.root)
+    world.disk_failed = True
+    if wanted == "confirm":
+        truth.asked_confirm(txn.id, world.confirm(txn.id))
+    world.pass_time(400)  # without a confirm the deadline passes
+    release = "bb" if wanted == "confirm" else "aa"
+    assert world.systemd.running == named(world.layout.kept) == release
+    assert txn.state == ("CONFIRMED" if wanted == "confirm" else "ROLLED_BACK")
+    assert txn.id in [entry["txn"] for entry in layout.read_history(world.layout)]
+    power.cut("the end")
+    truth.converged()
+    world.close()
+    judge(power.cuts[-1])
+
+
 MUTATIONS: dict[str, tuple[Mutation, Callable[[Power], None]]] = {
     "the file, before its rename": ((layout._written, "os.fsync(file.fileno())", "pass"), confirm),
     "the directory, after a rename": ((layout.write_atomic, "sync_dir(folder)", "pass"), confirm),
