@@ -80,6 +80,17 @@ def confirm_cut_by_host_crash(scene: Scene, k: int) -> bool:
     return proc.result is not None
 
 
+def confirm_cut_by_soft_reboot(scene: Scene, k: int) -> bool:
+    """/run and the boot id stay; the rollout's own units take the trial away (systemd 254 and newer)."""
+    proc = scene.confirm(scene.gated())
+    scene.world.run(proc, k)
+    scene.world.go_down(soft=True, effects=0)
+    boots = scene.world.systemd.running
+    scene.ends()
+    assert scene.world.systemd.running == boots
+    return proc.result is not None
+
+
 def confirm_cut_by_kill(scene: Scene, k: int) -> bool:
     proc = scene.confirm(scene.gated())
     scene.world.run(proc, k)
@@ -195,6 +206,7 @@ def _forward(scene: Scene, proc: Process, k: int) -> bool:
     ("play", "least"),
     [
         pytest.param(confirm_cut_by_host_crash, 30, id="confirm, host crashes"),
+        pytest.param(confirm_cut_by_soft_reboot, 30, id="confirm, soft reboot"),
         pytest.param(confirm_cut_by_kill, 30, id="confirm, agent killed"),
         pytest.param(confirm_on_full_disk, 30, id="confirm, disk full"),
         pytest.param(runner_killed(FAIL), 90, id="a release that fails, runner killed"),
