@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_transaction_crashes import Mutation, mutate
+from mutation import Mutation, mutate
 from world import FAIL, PASS, SERVICE, World
 from world_process import Process
 from world_truth import Broken, Truth, named, release_in, require
