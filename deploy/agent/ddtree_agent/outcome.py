@@ -312,7 +312,7 @@ def _tidy(txn: Txn) -> None:
     """Leave the host as the next one wants to find it."""
     guard.disarm(txn)
     try:
-        sweep_ready(txn.layout)
+        sweep_ready(txn.layout, txn.id)  # the next rollout may have begun already
         room.reserve(txn.layout)
     except OSError:
         pass  # the next rollout sweeps, and reserves
