@@ -287,11 +287,32 @@ def status_during_a_deploy(scene: Scene, k: int) -> bool:
     return first.done and k > first.count
 
 
+def race_of_a_late_confirm_and_the_next_deploy(scene: Scene, k: int) -> bool:
+    """A confirm has done its work and tidies up when the next rollout is at its k-th effect: it takes nothing away."""
+    txn = scene.gated("bb")
+    late = scene.confirm(txn)
+    while txn.state != "CONFIRMED":
+        scene.world.run(late, 1)
+    late.frozen = True
+    scene.world.pass_time(10)
+    scene.world.run(scene.deployed("cc"))
+    done = _forward(scene, scene.runner(), k)
+    late.frozen = False
+    scene.world.run(late)
+    following = scene.world.until("GATED")
+    assert following is not None, f"the next deploy was cut at effect {k}"
+    scene.confirm(following)
+    scene.ends()
+    assert scene.world.systemd.running == "cc"
+    return done or (following.id, "GATED") in scene.world.reached and k > 150
+
+
 RACES = [
     race_of_confirm_and_guard,
     race_of_guard_and_confirm,
     race_of_two_confirms,
     race_of_two_deploys,
+    race_of_a_late_confirm_and_the_next_deploy,
     status_during_a_deploy,
 ]
 
