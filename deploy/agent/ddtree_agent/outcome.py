@@ -40,13 +40,19 @@ def confirm(txn: Txn, nonce: str) -> Dict[str, Any]:
                 meaning="nothing changed",
                 next="ddtree-ops status",
             )
-        raise AgentError(
-            "rolled-back",
-            f"rollout {txn.id} cannot be confirmed any more: it is {txn.state}",
-            next="ddtree-ops history",
-        )
+        raise _too_late(txn)
     finish_confirm(txn)
+    if txn.state == "ROLLED_BACK":
+        raise _too_late(txn)
     return outcome(txn) or {}
+
+
+def _too_late(txn: Txn) -> AgentError:
+    return AgentError(
+        "rolled-back",
+        f"rollout {txn.id} cannot be confirmed any more: it is {txn.state}",
+        next="ddtree-ops history",
+    )
 
 
 def _still_confirmable(txn: Txn) -> None:
@@ -73,9 +79,13 @@ def finish_confirm(txn: Txn) -> None:
     """Carry a begun confirm through; safe to repeat after a crash at any of its writes, and from two processes."""
     layout, intent = txn.layout, txn.intent
     with txn.exclusive("confirm"):
-        if txn.state == "CONFIRMED":
+        if not is_open(txn.state):
             return
         if confirmed(layout).get("txn") != txn.id:
+            if _forgotten(txn):
+                open_gate(txn)
+                rolled_back(txn, failure_of(txn, "reboot", "the host rebooted during the trial"))
+                return
             room.spend(layout, lambda: _decide(txn))
         service.drop_trial(layout)
         service.reload()
@@ -86,6 +96,13 @@ def finish_confirm(txn: Txn) -> None:
         room.spend(layout, lambda: _record(txn, fields))
         txn.to("CONFIRMED")
     _tidy(txn)
+
+
+def _forgotten(txn: Txn) -> bool:
+    """Whether a soft reboot, which changes no boot id, took the trial away before it was kept: the old one serves."""
+    layout, release = txn.layout, txn.intent["release"]
+    kept = os.path.exists(layout.trial) or service.kept_release(layout) == release
+    return not kept and service.running_release(layout.service) != release
 
 
 def _decide(txn: Txn) -> None:
@@ -300,7 +317,7 @@ def _tidy(txn: Txn) -> None:
     """Leave the host as the next one wants to find it."""
     guard.disarm(txn)
     try:
-        sweep_ready(txn.layout)
+        sweep_ready(txn.layout, txn.id)  # the next rollout may have begun already
         room.reserve(txn.layout)
     except OSError:
         pass  # the next rollout sweeps, and reserves
