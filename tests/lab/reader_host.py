@@ -14,9 +14,9 @@ import subprocess
 import sys
 import time
 import urllib.request
-from typing import Any, Dict, List, Optional
+from typing import Any, Optional
 
-Document = Dict[str, Any]
+Document = dict[str, Any]
 OPT, VAR = "/opt/ddtree", "/var/lib/ddtree"
 PROPERTIES = (
     "MainPID,ActiveState,SubState,DropInPaths,NeedDaemonReload,UnitFileState,ControlGroup,InvocationID"
@@ -47,13 +47,15 @@ def text_of(path: str) -> Optional[str]:
 
 def json_of(path: str) -> Any:
     text = text_of(path)
+    if text is None:
+        return None
     try:
-        return None if text is None else json.loads(text)
+        return json.loads(text)
     except ValueError:
         return {"damaged": text[:200]}
 
 
-def names(path: str) -> List[str]:
+def names(path: str) -> list[str]:
     try:
         return sorted(os.listdir(path))
     except OSError:
@@ -97,7 +99,7 @@ def service(unit: str) -> Document:
     }
 
 
-def dropin_paths(unit: str) -> Dict[str, str]:
+def dropin_paths(unit: str) -> dict[str, str]:
     """Of all drop-ins these two alone are the product's, the operator's own lie beside them."""
     return {
         "trial": f"/run/systemd/system/{unit}.d/60-ddtree-trial.conf",
@@ -231,7 +233,7 @@ def entry(path: str) -> bytes:
     return line.encode(errors="replace")
 
 
-def leftovers(state: str, unit: str) -> List[str]:
+def leftovers(state: str, unit: str) -> list[str]:
     """Halves that an interrupted write of ours left, by path."""
     found = [
         os.path.join(state, "txn", name) for name in names(os.path.join(state, "txn")) if name.startswith(".")
@@ -242,7 +244,7 @@ def leftovers(state: str, unit: str) -> List[str]:
     return found
 
 
-def canaries_in(secrets: List[str]) -> List[str]:
+def canaries_in(secrets: list[str]) -> list[str]:
     """Where a secret value stands that must stand nowhere (design section 3: only in the 0600 secrets.env)."""
     found = []
     places = {"journal": said("journalctl", "--no-pager", "-o", "cat")}
@@ -258,7 +260,7 @@ def canaries_in(secrets: List[str]) -> List[str]:
     return found
 
 
-def main(unit: str, port: int, secrets: List[str]) -> None:
+def main(unit: str, port: int, secrets: list[str]) -> None:
     state = os.path.join(VAR, unit)
     paths = dropin_paths(unit)
     history = (text_of(os.path.join(state, "history.jsonl")) or "").splitlines()
