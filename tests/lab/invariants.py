@@ -23,6 +23,8 @@ class Asked:
     wanted: the release that the command asked for, where it is known. alone: nobody else acted on the host meanwhile.
     recovery_s: from the fault to an answering service; recovery_limit_s: confirm deadline + stop + start, + 15 s.
     swept: a command ran to its end after the fault, so that nothing of the interrupted one may be left.
+    noticed_s: limit from a process's death to its verdict; None where a whole campaign's p95 is judged.
+    info: what /get_server_info must say where the command ended with 0. said: all that the operator was shown.
     """
 
     wanted: str | None = None
@@ -30,6 +32,8 @@ class Asked:
     recovery_s: float | None = None
     recovery_limit_s: float | None = None
     swept: bool = False
+    noticed_s: float | None = NOTICED_S
+    info: dict[str, Any] | None = None
     said: str = ""
 
 
@@ -152,11 +156,15 @@ def _told(
     if code in NEVER:
         yield f"I4: exit {code} is no answer to a fault on the host: {document}"
     if document is not None:
-        yield from _document(read, code, document)
+        yield from _document(read, code, document, asked.alone)
     if code == 0 and serving(read) != now:
         yield f"I4: exit 0, and {serving(read)} runs while {now} is confirmed"
     if code == 0 and asked.wanted and now != asked.wanted:
         yield f"I4: exit 0, and {now} is confirmed where {asked.wanted} was asked for"
+    if code == 0 and asked.info and isinstance(read["info"]["body"], dict):
+        for key, value in asked.info.items():
+            if read["info"]["body"].get(key) != value:
+                yield f"I4: exit 0, and {key} is {read['info']['body'].get(key)}, not {value} as asked for"
     if code in AS_BEFORE and before is not None and asked.alone:
         old = before["confirmed"].get("release")
         if now != old or serving(read) != old:
@@ -168,14 +176,15 @@ def _told(
         yield "I4: exit 11 says that the rollback failed, and no try of one failed on the host"
 
 
-def _document(read: Read, code: int, document: dict[str, Any]) -> Iterator[str]:
+def _document(read: Read, code: int, document: dict[str, Any], alone: bool) -> Iterator[str]:
     error, result = document.get("error"), document.get("result") or {}
     if (code == 0) != (error is None):
         yield f"I4: exit {code} with a document that says {'an error' if error else 'success'}"
     if error and error.get("exit_code") != code:
         yield f"I4: exit {code}, and the document says {error.get('exit_code')}"
     told = str((error or {}).get("serving") or result.get("serving") or "").split(",")[0]
-    if told and (told == "baseline" or _digest(told)) and told != serving(read):
+    known = told == "baseline" or _digest(told)
+    if known and alone and told != serving(read):
         yield f"I4: the document says that {told} serves, and {serving(read)} does"
     if code == 0 and result.get("outcome") not in (None, "confirmed", "unchanged", "rolled-back"):
         yield f"I4: exit 0 with outcome {result.get('outcome')}"
@@ -199,7 +208,7 @@ def _in_time(read: Read, before: Read | None, asked: Asked) -> Iterator[str]:
     for name in _new(read, before):
         for verdict in read["transactions"][name]["verdicts"]:
             lag = verdict.get("lag_s")
-            if lag is not None and lag > NOTICED_S:
+            if lag is not None and asked.noticed_s is not None and lag > asked.noticed_s:
                 yield f"I6: a dead process was noticed after {lag} s"
     took, limit = asked.recovery_s, asked.recovery_limit_s
     if took is not None and limit is not None and took > limit:

@@ -18,10 +18,14 @@ __all__ = ["Read", "ReaderProblem", "check", "read", "settle"]
 Read = dict[str, Any]
 SCRIPT = Path(__file__).with_name("reader_host.py")
 UNIT, PORT = "sglang.service", 30000
+LOCK, LOCK_LIMIT_S = f"/var/lib/ddtree/{UNIT}/lock", 20
 # A timer that waits is active as well: nothing of ours may be left to act.
 QUIET = (
     "end=$(($(date +%s) + {limit})); while systemctl list-units 'ddtree-*' --state=active,activating,deactivating"
     " --plain --no-legend | grep -q . && [ $(date +%s) -lt $end ]; do sleep 0.2; done"
+    # An agent of a session that was cut off may have to notice first.
+    "; end=$(($(date +%s) + {lock})); until flock -n {path} true || [ ! -e {path} ] || [ $(date +%s) -ge $end ];"
+    " do sleep 0.2; done"
 )
 
 
@@ -53,7 +57,7 @@ def settle(host: LabHost, limit_s: float = 200) -> float:
         time.sleep(0.2)
     left = int(until - time.monotonic())
     if left > 0:
-        _ssh(host, QUIET.format(limit=left), left + 15)
+        _ssh(host, QUIET.format(limit=left, lock=LOCK_LIMIT_S, path=LOCK), left + LOCK_LIMIT_S + 15)
     while host.http("/health")[0] != 200 and time.monotonic() < until:
         time.sleep(0.1)
     return round(time.monotonic() - began, 2)

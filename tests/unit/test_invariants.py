@@ -155,6 +155,12 @@ def test_time_limits() -> None:
     assert violated(check(a_read(), a_read(), None, None, late)) == {"I6"}
 
 
+def test_a_server_that_does_not_say_what_was_asked_for() -> None:
+    asked = Asked(info={"speculative_ddtree_budget": 6})
+    done = {"result": {"outcome": "confirmed", "serving": OLD}}
+    assert violated(check(a_read(), a_read(), 0, done, asked)) == {"I4"}
+
+
 def test_a_rollout_stands_once_in_the_history() -> None:
     read = a_read()
     read["transactions"][TXN] = a_txn("ROLLED_BACK")

@@ -1,0 +1,371 @@
+"""The random campaign: rollouts interrupted at any moment, each outcome judged by the independent reader.
+
+usage: make campaign N=300 [HOSTS=6] [SEED=…]. After OSTree's kill tests: a time uniform over 1.1 cycles, 85 % forced.
+State carries over from run to run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import shutil
+import statistics
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import reader
+from campaign_draw import Draw, draw
+from campaign_faults import Blows, Client, Operator
+from ddtree_lab.client import Lab
+from ddtree_lab.spec import HostSpec
+from ddtree_lab.state import State, own_directory
+from invariants import Asked
+from rig import CHECKOUT, UNIT, Rig
+
+TIMEOUTS = {
+    "connect": 3,
+    "import": 10,
+    "weights": 6,
+    "graphs": 5,
+    "serve": 10,
+    "confirm": 10,
+    "stop": 3,
+    "cap": 30,
+}
+#: "operator cut off: the old service answers again within the confirm deadline + 15 s on the stand-in"; on a machine
+#: so loaded that two whole cycles take longer than that, within those.
+RECOVERY_S = 15.0
+#: The guard's timer looks this often, where systemd's own follow-up was killed as well.
+GUARD_LOOK_S = 20.0
+OPERATOR_LIMIT_S = 200
+CANARY = "canary-7f3a9d1c5e"
+SICK = {"dies": {"exit": {"weights": 3}}, "hangs": {"hang": "weights"}}
+
+
+@dataclass
+class Campaign:
+    """What all threads share. `results` are the lines of campaign.jsonl."""
+
+    seed: str
+    runs: int
+    out: Path
+    results: list[dict[str, Any]] = field(default_factory=list)
+    errors: list[str] = field(default_factory=list)
+    _next: int = 0
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def take(self) -> int | None:
+        """The number of the next run; None at the end."""
+        with self._lock:
+            if self._next >= self.runs:
+                return None
+            self._next += 1
+            return self._next
+
+    def add(self, line: dict[str, Any]) -> None:
+        with self._lock:
+            self.results.append(line)
+            with open(self.out / "campaign.jsonl", "a") as file:
+                file.write(json.dumps(line, sort_keys=True) + "\n")
+        print(summary(line), flush=True)
+
+    @property
+    def violations(self) -> list[str]:
+        return self.errors + [
+            f"run {line['run']} on {line['host']} (seed {line['seed']}): {sentence}"
+            for line in self.results
+            for sentence in line["violations"]
+        ]
+
+
+class HostCampaign(threading.Thread):
+    """The runs of one host, one after the other, until none is left or one violated an invariant."""
+
+    def __init__(self, campaign: Campaign, rig: Rig) -> None:
+        super().__init__(name=rig.host.name)
+        self.campaign, self.rig, self.host = campaign, rig, rig.host
+        self.cycle_s = 0.0
+        self.now: reader.Read = {}
+
+    def run(self) -> None:
+        try:
+            self._prepare()
+            while (number := self.campaign.take()) is not None:
+                if self._one(number):
+                    return
+        except Exception as error:  # a thread's end must fail the campaign
+            self.campaign.errors.append(f"{self.host.name}: {type(error).__name__}: {error}")
+
+    def _prepare(self) -> None:
+        """Adopt the service and measure a whole cycle, on all hosts at once as it will be."""
+        self.rig.configure(**keys(6))
+        self.rig.adopt()
+        first = self.rig.cli("deploy", "--json")
+        assert first.rc == 0, first.err
+        self.cycle_s = first.seconds
+        self.now = reader.read(self.host)
+
+    def _one(self, number: int) -> bool:
+        """One run with its repeat; True where something was violated."""
+        seed = f"{self.campaign.seed}/{number}"
+        before, began = self.now, time.time()
+        plan = draw(seed, self.cycle_s, budget_of(before))
+        run = Interrupted(self.rig, plan, self.cycle_s)
+        run.play()
+        after = self._read()
+        found = run.judge(after, before)
+        again = self.rig.cli(*command(plan), timeout=OPERATOR_LIMIT_S)
+        reader.settle(self.host)
+        self.now = self._read()
+        asked = Asked(swept=True, said=again.out + again.err, noticed_s=None, info=wanted_info(plan))
+        found += [f"after the repeat: {text}" for text in self._check(again, asked, after)]
+        line = run.line(after, before)
+        line |= {"run": number, "seed": seed, "host": self.host.name, "violations": found}
+        line |= {"cycle_s": round(self.cycle_s, 2), "seconds": round(time.time() - began, 1)}
+        self.campaign.add(line)
+        if found:
+            self._keep_evidence(number, before, after, run)
+        return bool(found)
+
+    def _check(self, again: Any, asked: Asked, before: reader.Read) -> list[str]:
+        found = reader.check(self.now, before, again.rc, parsed(again.out), asked, (CANARY,))
+        if again.rc != 0:
+            found.append(f"I9: the same command again ended with {again.rc}: {again.err[-300:]}")
+        return found
+
+    def _read(self) -> reader.Read:
+        return reader.read(self.host, (CANARY,))
+
+    def _keep_evidence(self, number: int, before: reader.Read, after: reader.Read, run: Interrupted) -> None:
+        place = self.campaign.out / f"evidence-{number}-{self.host.name}"
+        place.mkdir(parents=True, exist_ok=True)
+        for name, found in (("before", before), ("after", after), ("repeated", self.now)):
+            (place / f"{name}.json").write_text(json.dumps(found, indent=1))
+        (place / "operator.txt").write_text(run.said)
+        journal = "journalctl --no-pager -o short-precise -n 2000"
+        events = f"tail -n +1 /var/lib/ddtree/{UNIT}/txn/*/* 2>/dev/null | tail -n 2000"
+        for name, command_ in (("journal.txt", journal), ("transactions.txt", events)):
+            with suppress(Exception):
+                (place / name).write_text(self.host.exec(command_)[1])
+
+
+class Interrupted:
+    """One command and the faults that hit it."""
+
+    def __init__(self, rig: Rig, plan: Draw, cycle_s: float) -> None:
+        self.rig, self.host, self.plan, self.cycle_s = rig, rig.host, plan, cycle_s
+        self.code: int | None = None
+        self.out = self.err = ""
+        self.struck: list[float] = []
+        self.hung = False
+        self.recovery_s = 0.0
+        self.others: list[tuple[int, str, str]] = []
+
+    def play(self) -> None:
+        """Start the command, strike, wait until everybody who lives has ended and the host has converged."""
+        self.rig.configure(**keys(self.plan.budget or 6))
+        if self.plan.health in SICK:
+            when = {"speculative_ddtree_budget": self.plan.budget}
+            self.rig.scenario({"when": when, "then": SICK[self.plan.health]})
+        client = Client(self.host)
+        client.start()
+        operator = self.rig.start(*command(self.plan))
+        blows = Blows(self.rig, operator)
+        self._strike(blows, time.monotonic())
+        self._await(operator, blows)
+        reader.settle(self.host)
+        client.end()
+        self.recovery_s = client.recovery_s(self.struck[0])
+        self.rig.scenario()
+
+    def _strike(self, blows: Blows, began: float) -> None:
+        threads = []
+        for fault in self.plan.faults:
+            time.sleep(max(0.0, began + fault.t - time.monotonic()))
+            self.struck.append(time.time())
+            threads.append(threading.Thread(target=blows.strike, args=(fault.name,)))
+            threads[-1].start()
+        for thread in threads:
+            thread.join()
+
+    def _await(self, operator: Operator, blows: Blows) -> None:
+        try:
+            self.out, self.err = operator.communicate(timeout=OPERATOR_LIMIT_S)
+        except subprocess.TimeoutExpired:
+            self.hung = True
+            Rig.kill(operator)
+        self.code = None if operator.returncode < 0 else operator.returncode
+        for other in blows.others:
+            out, err = other.communicate(timeout=OPERATOR_LIMIT_S)
+            self.others.append((other.returncode, out, err))
+
+    def judge(self, after: reader.Read, before: reader.Read) -> list[str]:
+        """Every violated invariant."""
+        alone = not self.others
+        asked = Asked(
+            alone=alone,
+            recovery_s=self.recovery_s if alone else None,  # two rollouts are two downtimes
+            recovery_limit_s=self._limit_s(),
+            said=self.said,
+            noticed_s=None,
+            info=wanted_info(self.plan),
+        )
+        document = None if self.code is None else parsed(self.out)
+        found = reader.check(after, before, self.code, document, asked, (CANARY,))
+        for code, out, _ in self.others:
+            beside = Asked(alone=False, noticed_s=None)
+            found += [text for text in reader.check(after, None, code, parsed(out), beside) if "I4" in text]
+        if self.hung:
+            found.append(f"I4: the operator's command did not end in {OPERATOR_LIMIT_S} s")
+        return found
+
+    def line(self, after: reader.Read, before: reader.Read) -> dict[str, Any]:
+        """The run as campaign.jsonl keeps it."""
+        first, *more = self.plan.faults
+        new = set(after["transactions"]) - set(before["transactions"])
+        verdicts = [verdict for name in new for verdict in after["transactions"][name]["verdicts"]]
+        lags = [verdict["lag_s"] for verdict in verdicts if verdict.get("lag_s") is not None]
+        moved = after["confirmed"]["release"] != before["confirmed"]["release"]
+        return {
+            "action": self.plan.action,
+            "health": self.plan.health,
+            "fault": first.name,
+            "t": first.t,
+            "more": [[fault.name, fault.t] for fault in more],
+            "outcome": "new" if moved else "old",
+            "state": [after["transactions"][name]["state"].get("state") for name in sorted(new)],
+            "exit_code": self.code,
+            "recovery_s": self.recovery_s,
+            "lag_s": max(lags, default=None),
+        }
+
+    @property
+    def said(self) -> str:
+        return self.out + self.err + "".join(out + err for _, out, err in self.others)
+
+    def _limit_s(self) -> float:
+        stall = TIMEOUTS["weights"] if self.plan.health == "hangs" else 0
+        guarded = any(fault.name == "kill-agents" for fault in self.plan.faults) or len(self.plan.faults) > 1
+        usual = TIMEOUTS["confirm"] + max(RECOVERY_S, 2 * self.cycle_s)
+        return usual + stall + (GUARD_LOOK_S if guarded else 0)
+
+
+def keys(budget: int) -> dict[str, Any]:
+    """The host's keys in hosts.yaml."""
+    secret = {"CAMPAIGN_TOKEN": {"secret": "env:DDTREE_CAMPAIGN_CANARY"}}
+    return {"timeouts": TIMEOUTS, "budget": budget, "environment": secret}
+
+
+def command(plan: Draw) -> tuple[str, str]:
+    return plan.action, "--json"
+
+
+def wanted_info(plan: Draw) -> dict[str, Any] | None:
+    """What the server must say of itself where the command ended with 0."""
+    return None if plan.budget is None else {"speculative_ddtree_budget": plan.budget}
+
+
+def budget_of(read: reader.Read) -> int | None:
+    """The budget that the server says it runs with; None for the baseline."""
+    found = read["info"]["body"].get("speculative_ddtree_budget")
+    return None if found is None else int(found)
+
+
+def parsed(text: str) -> dict[str, Any] | None:
+    """A command's JSON document; None where it printed none."""
+    try:
+        found = json.loads(text)
+    except ValueError:
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def summary(line: dict[str, Any]) -> str:
+    faults = " + ".join(f"{name} at {t}" for name, t in [(line["fault"], line["t"]), *line["more"]])
+    return (
+        f"{line['run']:>4} {line['host']} {line['action']:<8} {line['health']:<5} {faults}: "
+        f"{line['outcome']} {line['state']} exit {line['exit_code']}, recovery {line['recovery_s']} s, "
+        f"{line['seconds']} s {line['violations'] or ''}"
+    )
+
+
+def run_campaign(lab: Lab, project: Path, runs: int, hosts: int, seed: str, out: Path) -> Campaign:
+    """Boot `hosts` hosts in a lab that is up, do `runs` runs over them, return all that was found."""
+    shutil.rmtree(out, ignore_errors=True)
+    out.mkdir(parents=True)
+    campaign = Campaign(seed, runs, out)
+    os.environ["DDTREE_CAMPAIGN_CANARY"] = CANARY
+    print(f"campaign of {runs} runs on {hosts} hosts, seed {seed}", flush=True)
+    threads = []
+    for number in range(1, hosts + 1):
+        host = lab.host(f"c{number}")
+        lab.add(HostSpec(host.name, engine="standin"))
+        host.wait_http()
+        host.write(f"/etc/systemd/system/{UNIT}.d/10-own.conf", "[Service]\nEnvironment=OWN=1\n")
+        host.check(["systemctl", "daemon-reload"])
+        threads.append(HostCampaign(campaign, Rig(host, project / host.name)))
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    (out / "campaign.json").write_text(json.dumps(about(campaign, threads), indent=1))
+    return campaign
+
+
+def about(campaign: Campaign, threads: list[HostCampaign]) -> dict[str, Any]:
+    """What the report says of the campaign as a whole."""
+    commit = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], cwd=CHECKOUT, capture_output=True, text=True, check=False
+    )
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2**30
+    return {
+        "seed": campaign.seed,
+        "runs": len(campaign.results),
+        "hosts": len(threads),
+        "cycle_s": round(statistics.median(thread.cycle_s for thread in threads), 2),
+        "timeouts": TIMEOUTS,
+        "machine": f"{os.cpu_count()} cores, {memory} GiB, Linux {os.uname().release}",
+        "date": time.strftime("%Y-%m-%d", time.gmtime()),
+        "commit": commit.stdout.strip() or "unknown",
+        "violations": campaign.violations,
+    }
+
+
+@contextmanager
+def own_lab() -> Iterator[Lab]:
+    """A lab for a campaign that is started by hand; a session of tests removes it where this process was killed."""
+    own_directory(CHECKOUT / ".lab-test")
+    lab = Lab(State.at(CHECKOUT / ".lab-test" / f"session-{os.getpid()}-campaign"))
+    lab.up()
+    try:
+        yield lab
+    finally:
+        lab.down()
+        shutil.rmtree(lab.state.root)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--runs", type=int, default=300)
+    parser.add_argument("--hosts", type=int, default=6)
+    parser.add_argument("--seed", default=str(random.SystemRandom().randrange(10**6)))
+    parser.add_argument("--out", type=Path, default=CHECKOUT / "build" / "reliability" / "campaign")
+    args = parser.parse_args()
+    began = time.monotonic()
+    with own_lab() as lab:
+        found = run_campaign(lab, lab.state.root / "projects", args.runs, args.hosts, args.seed, args.out)
+    print(f"{len(found.results)} of {args.runs} runs in {time.monotonic() - began:.0f} s")
+    print("\n".join(found.violations) or "no invariant was violated")
+    return 1 if found.violations else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
