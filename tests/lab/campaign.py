@@ -299,8 +299,9 @@ def summary(line: dict[str, Any]) -> str:
 
 def run_campaign(lab: Lab, project: Path, runs: int, hosts: int, seed: str, out: Path) -> Campaign:
     """Boot `hosts` hosts in a lab that is up, do `runs` runs over them, return all that was found."""
-    shutil.rmtree(out, ignore_errors=True)
-    out.mkdir(parents=True)
+    out.mkdir(parents=True, exist_ok=True)
+    for left in [*out.glob("campaign.*"), *out.glob("evidence-*")]:
+        shutil.rmtree(left) if left.is_dir() else left.unlink()
     campaign = Campaign(seed, runs, out)
     os.environ["DDTREE_CAMPAIGN_CANARY"] = CANARY
     print(f"campaign of {runs} runs on {hosts} hosts, seed {seed}", flush=True)
@@ -357,7 +358,7 @@ def main() -> int:
     parser.add_argument("--runs", type=int, default=300)
     parser.add_argument("--hosts", type=int, default=6)
     parser.add_argument("--seed", default=str(random.SystemRandom().randrange(10**6)))
-    parser.add_argument("--out", type=Path, default=CHECKOUT / "build" / "reliability" / "campaign")
+    parser.add_argument("--out", type=Path, default=CHECKOUT / "build" / "reliability")
     args = parser.parse_args()
     began = time.monotonic()
     with own_lab() as lab:
