@@ -92,7 +92,8 @@ class HostCampaign(threading.Thread):
     def __init__(self, campaign: Campaign, rig: Rig) -> None:
         super().__init__(name=rig.host.name)
         self.campaign, self.rig, self.host = campaign, rig, rig.host
-        self.cycle_s = 0.0
+        #: Seconds of an undisturbed command, as last seen here.
+        self.cycles: dict[str, float] = {}
         self.now: reader.Read = {}
 
     def run(self) -> None:
@@ -105,31 +106,41 @@ class HostCampaign(threading.Thread):
             self.campaign.errors.append(f"{self.host.name}: {type(error).__name__}: {error}")
 
     def _prepare(self) -> None:
-        """Adopt the service and measure a whole cycle, on all hosts at once as it will be."""
+        """Adopt the service and measure whole cycles, on all hosts at once as it will be."""
         self.rig.configure(**keys(6))
         self.rig.adopt()
-        first = self.rig.cli("deploy", "--json")
-        assert first.rc == 0, first.err
-        self.cycle_s = first.seconds
+        for verb in ("deploy", "rollback", "deploy"):
+            done = self.rig.cli(verb, "--json")
+            assert done.rc == 0, done.err
+            self.cycles[verb] = done.seconds
         self.now = reader.read(self.host)
 
     def _one(self, number: int) -> bool:
         """One run with its repeat; True where something was violated."""
         seed = f"{self.campaign.seed}/{number}"
         before, began = self.now, time.time()
-        plan = draw(seed, self.cycle_s, budget_of(before))
-        run = Interrupted(self.rig, plan, self.cycle_s)
+        plan = draw(seed, self.cycles, budget_of(before))
+        cycle_s = self.cycles[plan.action]
+        run = Interrupted(self.rig, plan, max(self.cycles.values()))
         run.play()
         after = self._read()
         found = run.judge(after, before)
         again = self.rig.cli(*command(plan), timeout=OPERATOR_LIMIT_S)
+        if (parsed(again.out) or {}).get("result", {}).get("phases"):  # it ran the whole cycle
+            self.cycles[plan.action] = again.seconds
         reader.settle(self.host)
         self.now = self._read()
-        asked = Asked(swept=True, said=again.out + again.err, noticed_s=None, info=wanted_info(plan))
+        asked = Asked(
+            swept=True,
+            said=again.out + again.err,
+            noticed_s=None,
+            info=wanted_info(plan),
+            wanted=wanted_release(plan, after),
+        )
         found += [f"after the repeat: {text}" for text in self._check(again, asked, after)]
         line = run.line(after, before)
         line |= {"run": number, "seed": seed, "host": self.host.name, "violations": found}
-        line |= {"cycle_s": round(self.cycle_s, 2), "seconds": round(time.time() - began, 1)}
+        line |= {"cycle_s": round(cycle_s, 2), "seconds": round(time.time() - began, 1)}
         self.campaign.add(line)
         if found:
             self._keep_evidence(number, before, after, run)
@@ -217,6 +228,7 @@ class Interrupted:
             said=self.said,
             noticed_s=None,
             info=wanted_info(self.plan),
+            wanted=wanted_release(self.plan, before) if alone else None,
         )
         document = None if self.code is None else parsed(self.out)
         found = reader.check(after, before, self.code, document, asked, (CANARY,))
@@ -271,6 +283,12 @@ def command(plan: Draw) -> tuple[str, str]:
 def wanted_info(plan: Draw) -> dict[str, Any] | None:
     """What the server must say of itself where the command ended with 0."""
     return None if plan.budget is None else {"speculative_ddtree_budget": plan.budget}
+
+
+def wanted_release(plan: Draw, before: reader.Read) -> str | None:
+    """Where a rollback that ends with 0 must have gone; a deploy's release has no name yet."""
+    record = before["confirmed"]
+    return str(record.get("undo") or record["release"]) if plan.action == "rollback" else None
 
 
 def budget_of(read: reader.Read) -> int | None:
@@ -331,7 +349,7 @@ def about(campaign: Campaign, threads: list[HostCampaign]) -> dict[str, Any]:
         "seed": campaign.seed,
         "runs": len(campaign.results),
         "hosts": len(threads),
-        "cycle_s": round(statistics.median(thread.cycle_s for thread in threads), 2),
+        "cycle_s": round(statistics.median([line["cycle_s"] for line in campaign.results] or [0.0]), 2),
         "timeouts": TIMEOUTS,
         "machine": f"{os.cpu_count()} cores, {memory} GiB, Linux {os.uname().release}",
         "date": time.strftime("%Y-%m-%d", time.gmtime()),

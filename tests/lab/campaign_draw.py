@@ -41,16 +41,18 @@ class Draw:
     faults: tuple[Fault, ...]
 
 
-def draw(seed: str, cycle_s: float, running_budget: int | None) -> Draw:
-    """The run of `seed` on a host whose whole cycle takes `cycle_s` and which runs `running_budget` (None: baseline).
+def draw(seed: str, cycles: dict[str, float], running_budget: int | None) -> Draw:
+    """The run of `seed` on a host that runs `running_budget` (None: baseline).
 
-    The first fault comes at a time uniform over 1.1 cycles; a second one within half a cycle of it.
+    cycles: seconds of an undisturbed deploy and rollback. The first fault comes at a time uniform over 1.1 cycles; a
+    second one within half a cycle of it.
     """
     rng = random.Random(seed)
     deploys = rng.random() < 0.75 or running_budget is None
     others = [budget for budget in BUDGETS if budget != running_budget]
     budget = rng.choice(others) if rng.random() < 0.95 or running_budget is None else running_budget
     health = _weighted(rng, HEALTH) if deploys and budget != running_budget else "good"
+    cycle_s = cycles["deploy" if deploys else "rollback"]
     faults = [Fault(_kind(rng), round(rng.uniform(0, 1.1 * cycle_s), 3))]
     if rng.random() < SECOND_SHARE:
         faults.append(Fault(_kind(rng), round(faults[0].t + rng.uniform(0, cycle_s / 2), 3)))

@@ -15,6 +15,7 @@ from rig import CHECKOUT
 
 pytestmark = [pytest.mark.tier("transaction")]
 RUNS, HOSTS = 30, 6
+CYCLES = {"deploy": 10.0, "rollback": 10.0}
 CLASSES = {**dict.fromkeys(FORCED, "forced"), **dict.fromkeys(GENTLE, "gentle")}
 
 
@@ -29,11 +30,11 @@ def test_no_interrupted_rollout_loses_a_host(lab: Lab, tmp_path: Path) -> None:
 
 
 def test_a_seed_draws_the_same_run_again() -> None:
-    assert draw("7/3", 5.0, 6) == draw("7/3", 5.0, 6) != draw("7/4", 5.0, 6)
+    assert draw("7/3", CYCLES, 6) == draw("7/3", CYCLES, 6) != draw("7/4", CYCLES, 6)
 
 
 def test_what_is_drawn_is_what_the_issue_asks_for() -> None:
-    plans = [draw(f"s/{number}", 10.0, 6) for number in range(4000)]
+    plans = [draw(f"s/{number}", CYCLES, 6) for number in range(4000)]
     first = [plan.faults[0] for plan in plans]
     classes = Counter(CLASSES[fault.name] for fault in first)
     assert 0.82 < classes["forced"] / len(plans) < 0.88
@@ -46,11 +47,11 @@ def test_what_is_drawn_is_what_the_issue_asks_for() -> None:
 
 
 def test_a_sick_release_is_never_the_one_that_must_come_back() -> None:
-    plans = [draw(f"s/{number}", 10.0, 5) for number in range(2000)]
+    plans = [draw(f"s/{number}", CYCLES, 5) for number in range(2000)]
     assert {plan.health for plan in plans} == {"good", "dies", "hangs"}
     assert all(plan.health == "good" or (plan.budget, plan.action) != (5, "rollback") for plan in plans)
     assert all(plan.budget != 5 for plan in plans if plan.health != "good")
 
 
 def test_a_baseline_is_deployed_over_not_rolled_back() -> None:
-    assert {draw(f"s/{number}", 10.0, None).action for number in range(50)} == {"deploy"}
+    assert {draw(f"s/{number}", CYCLES, None).action for number in range(50)} == {"deploy"}
