@@ -11,8 +11,10 @@ import json
 import os
 import random
 import shutil
+import signal
 import statistics
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -90,7 +92,7 @@ class HostCampaign(threading.Thread):
     """The runs of one host, one after the other, until none is left or one violated an invariant."""
 
     def __init__(self, campaign: Campaign, rig: Rig) -> None:
-        super().__init__(name=rig.host.name)
+        super().__init__(name=rig.host.name, daemon=True)
         self.campaign, self.rig, self.host = campaign, rig, rig.host
         #: Seconds of an undisturbed command, as last seen here.
         self.cycles: dict[str, float] = {}
@@ -379,6 +381,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=CHECKOUT / "build" / "reliability")
     args = parser.parse_args()
     began = time.monotonic()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # the lab goes with us
     with own_lab() as lab:
         found = run_campaign(lab, lab.state.root / "projects", args.runs, args.hosts, args.seed, args.out)
     print(f"{len(found.results)} of {args.runs} runs in {time.monotonic() - began:.0f} s")
