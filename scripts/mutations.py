@@ -57,7 +57,7 @@ MUTATIONS = (
         AGENT + "guard.py",
         "    extend(txn, seconds)\n    status, out, err",
         "    extend(txn, seconds)\n    return\n    status, out, err",
-        ("safeguards", "silent runner"),
+        ("crash", "safeguards", "silent runner"),
     ),
     Mutation(
         "the compare-and-swap of a state change",

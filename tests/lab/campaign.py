@@ -28,12 +28,13 @@ from campaign_draw import draw
 from campaign_run import (
     CANARY,
     OPERATOR_LIMIT_S,
-    TIMEOUTS,
+    UNKNOWN_S,
     Interrupted,
     budget_of,
     command,
     keys,
     parsed,
+    timeouts,
     wanted_info,
     wanted_release,
 )
@@ -101,7 +102,7 @@ class HostCampaign(threading.Thread):
 
     def _prepare(self) -> None:
         """Adopt the service and measure whole cycles, on all hosts at once as it will be."""
-        self.rig.configure(**keys(6))
+        self.rig.configure(**keys(6, UNKNOWN_S))
         self.rig.adopt()
         for verb in ("deploy", "rollback", "deploy"):
             done = self.rig.cli(verb, "--json")
@@ -200,13 +201,14 @@ def about(campaign: Campaign, threads: list[HostCampaign]) -> dict[str, Any]:
     commit = subprocess.run(
         ["git", "rev-parse", "--short", "HEAD"], cwd=CHECKOUT, capture_output=True, text=True, check=False
     )
+    cycle_s = round(statistics.median([line["cycle_s"] for line in campaign.results] or [0.0]), 2)
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2**30
     return {
         "seed": campaign.seed,
         "runs": len(campaign.results),
         "hosts": len(threads),
-        "cycle_s": round(statistics.median([line["cycle_s"] for line in campaign.results] or [0.0]), 2),
-        "timeouts": TIMEOUTS,
+        "cycle_s": cycle_s,
+        "timeouts": timeouts(cycle_s),
         "machine": f"{os.cpu_count()} cores, {memory} GiB, Linux {os.uname().release}",
         "date": time.strftime("%Y-%m-%d", time.gmtime()),
         "commit": commit.stdout.strip() or "unknown",

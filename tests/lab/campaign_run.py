@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import subprocess
 import threading
 import time
@@ -14,19 +15,11 @@ from campaign_faults import Blows, Client, Operator
 from invariants import Asked
 from rig import Rig
 
-TIMEOUTS = {
-    "connect": 3,
-    "import": 10,
-    "weights": 6,
-    "graphs": 5,
-    "serve": 10,
-    "confirm": 10,
-    "stop": 3,
-    "cap": 30,
-}
 #: "operator cut off: the old service answers again within the confirm deadline + 15 s on the stand-in"; on a machine
 #: so loaded that two whole cycles take longer than that, within those.
 RECOVERY_S = 15.0
+#: A whole cycle before one was measured (s).
+UNKNOWN_S = 60.0
 #: The guard's timer looks this often, where systemd's own follow-up was killed as well.
 GUARD_LOOK_S = 20.0
 OPERATOR_LIMIT_S = 200
@@ -48,7 +41,7 @@ class Interrupted:
 
     def play(self) -> None:
         """Start the command, strike, wait until everybody who lives has ended and the host has converged."""
-        self.rig.configure(**keys(self.plan.budget or 6))
+        self.rig.configure(**keys(self.plan.budget or 6, self.cycle_s))
         if self.plan.health in SICK:
             when = {"speculative_ddtree_budget": self.plan.budget}
             self.rig.scenario({"when": when, "then": SICK[self.plan.health]})
@@ -130,16 +123,32 @@ class Interrupted:
         return self.out + self.err + "".join(out + err for _, out, err in self.others)
 
     def _limit_s(self) -> float:
-        stall = TIMEOUTS["weights"] if self.plan.health == "hangs" else 0
+        limits = timeouts(self.cycle_s)
+        stall = limits["weights"] if self.plan.health == "hangs" else 0
         guarded = any(fault.name == "kill-agents" for fault in self.plan.faults) or len(self.plan.faults) > 1
-        usual = TIMEOUTS["confirm"] + max(RECOVERY_S, 2 * self.cycle_s)
+        usual = limits["confirm"] + max(RECOVERY_S, 2 * self.cycle_s)
         return usual + stall + (GUARD_LOOK_S if guarded else 0)
 
 
-def keys(budget: int) -> dict[str, Any]:
+def timeouts(cycle_s: float) -> dict[str, int]:
+    """hosts.yaml's limits (s) on a host whose whole cycle takes `cycle_s`: seconds, on a machine that is not loaded."""
+    usual = math.ceil(cycle_s)
+    return {
+        "connect": min(10, max(3, usual)),
+        "import": max(10, 2 * usual),
+        "weights": max(5, usual),
+        "graphs": max(5, usual),
+        "serve": max(10, 2 * usual),
+        "confirm": max(3, usual),
+        "stop": max(3, usual),
+        "cap": max(30, 5 * usual),
+    }
+
+
+def keys(budget: int, cycle_s: float) -> dict[str, Any]:
     """The host's keys in hosts.yaml."""
     secret = {"CAMPAIGN_TOKEN": {"secret": "env:DDTREE_CAMPAIGN_CANARY"}}
-    return {"timeouts": TIMEOUTS, "budget": budget, "environment": secret}
+    return {"timeouts": timeouts(cycle_s), "budget": budget, "environment": secret}
 
 
 def command(plan: Draw) -> tuple[str, str]:
