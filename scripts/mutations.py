@@ -138,12 +138,23 @@ def run_test(copy: Path, node: str) -> int:
     return done.returncode
 
 
+def run_all(copy: Path) -> dict[str, int]:
+    """How every test ends over a copy, by its short name."""
+    return {name: run_test(copy, node) for name, node in TESTS.items()}
+
+
+def red_without(place: Path) -> list[str]:
+    """Tests that are red over the sources as they are: these say nothing of any mutation."""
+    copy_sources(place)
+    return [name for name, end in run_all(place).items() if end == RED]
+
+
 def try_one(mutation: Mutation, place: Path) -> dict[str, Any]:
     """Run every test over one mutant: a line of mutations.json."""
     copy_sources(place)
     file = place / mutation.file
     file.write_text(mutated(file.read_text(), mutation))
-    ends = {name: run_test(place, node) for name, node in TESTS.items()}
+    ends = run_all(place)
     caught = [name for name, end in ends.items() if end == RED]
     return {
         "name": mutation.name,
@@ -159,11 +170,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", default="", help="mutations whose name holds this text")
     args = parser.parse_args()
-    found = []
+    place, found = ROOT / "build" / "mutant", []
+    if red := red_without(place):
+        print(f"red without any mutation: {', '.join(red)}", file=sys.stderr)
+        return 2
     for mutation in (one for one in MUTATIONS if args.only in one.name):
-        found.append(try_one(mutation, ROOT / "build" / "mutant"))
+        found.append(try_one(mutation, place))
         print(f"{mutation.name}: red {found[-1]['caught_by']}, wanted {list(mutation.red)}", flush=True)
-    shutil.rmtree(ROOT / "build" / "mutant", ignore_errors=True)
+    shutil.rmtree(place, ignore_errors=True)
     OUT.parent.mkdir(parents=True, exist_ok=True)
     OUT.write_text(json.dumps(found, indent=1) + "\n")
     return 0 if all(line["ok"] for line in found) else 1
