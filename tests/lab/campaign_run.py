@@ -36,6 +36,7 @@ class Interrupted:
         self.out = self.err = ""
         self.struck: list[float] = []
         self.hung = False
+        self.errors: list[str] = []
         self.recovery_s = 0.0
         self.others: list[tuple[int, str, str]] = []
 
@@ -72,6 +73,7 @@ class Interrupted:
         except subprocess.TimeoutExpired:
             self.hung = True
             Rig.kill(operator)
+        self.errors = blows.errors
         self.code = None if operator.returncode < 0 else operator.returncode
         for other in blows.others:
             out, err = other.communicate(timeout=OPERATOR_LIMIT_S)
@@ -94,6 +96,7 @@ class Interrupted:
         for code, out, _ in self.others:
             beside = Asked(alone=False, noticed_s=None)
             found += [text for text in reader.check(after, None, code, parsed(out), beside) if "I4" in text]
+        found += self.errors
         if self.hung:
             found.append(f"I4: the operator's command did not end in {OPERATOR_LIMIT_S} s")
         return found
