@@ -8,6 +8,8 @@ help:
 	@echo "make test        all checks and tests of one CI run"
 	@echo "make test-full   those and the long ones"
 	@echo "make engine-env  .venv-engine: SGLang 0.5.11 on a CPU build of torch (2 GB)"
+	@echo "make campaign    the night's campaign: N=300 interrupted rollouts on HOSTS=6 lab hosts, then docs/RELIABILITY.md"
+	@echo "make mutations   each safeguard taken out of a copy: which tests see it"
 	@echo "make check       ruff, mypy, import contracts, goldens: seconds, no root"
 
 prerequisites:
@@ -41,4 +43,11 @@ test: prerequisites .venv/ready .venv-engine/ready check
 test-full: test
 	$(PYTEST) tests/lab tests/engine -m full
 
-.PHONY: help prerequisites engine-env demo check test test-full
+campaign: prerequisites .venv/ready
+	PYTHONPATH=$(CURDIR)/deploy/lab .venv/bin/python tests/lab/campaign.py --runs $(or $(N),300) \
+	  --hosts $(or $(HOSTS),6) $(if $(SEED),--seed $(SEED)); found=$$?; .venv/bin/python scripts/reliability.py; exit $$found
+
+mutations: prerequisites .venv/ready
+	.venv/bin/python scripts/mutations.py $(if $(ONLY),--only "$(ONLY)"); found=$$?; .venv/bin/python scripts/reliability.py; exit $$found
+
+.PHONY: help prerequisites engine-env demo check test test-full campaign mutations
