@@ -1,0 +1,273 @@
+"""Runs cells of the fault matrix on several lab hosts at once; the independent reader judges each."""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import random
+import shutil
+import threading
+import time
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import reader
+from campaign_faults import Client
+from ddtree_lab.client import Lab
+from ddtree_lab.spec import HostSpec
+from invariants import Asked
+from matrix_faults import DEVICE, FAULTS, Live
+from matrix_table import BUDGET, Case
+from moments import BULK_FILES, MOMENTS, Trap
+from rig import CHECKOUT, STANDIN_SERIES, Rig
+
+TIMEOUTS = {
+    "connect": 5,
+    "command": 30,
+    "import": 15,
+    "weights": 6,
+    "graphs": 6,
+    "serve": 15,
+    "stop": 3,
+    "cap": 30,
+}
+OPERATOR_LIMIT_S = 240
+#: A file stands for the router's record that this server is out of it.
+DRAINED = "/var/tmp/drained"
+DRAIN = {"command": ["/usr/bin/touch", DRAINED], "undo": ["/bin/rm", "-f", DRAINED], "limit": 5}
+#: Two command lines that differ: each case leaves the one for the other.
+BUDGETS = (6, 5)
+
+
+@dataclass
+class Row:
+    """One cell as it went; what docs/RELIABILITY.md is made of. `why`: every promise that did not hold."""
+
+    point: str
+    fault: str
+    expected: str
+    outcome: str = "?"
+    exit_code: int | None = None
+    ok: bool = False
+    recovery_s: float | None = None
+    lag_s: float | None = None
+    seconds: float = 0.0
+    host: str = ""
+    why: list[str] = field(default_factory=list)
+
+
+def out_path() -> Path:
+    return Path(os.environ.get("DDTREE_MATRIX_OUT") or CHECKOUT / "build" / "reliability" / "matrix.json")
+
+
+def run(lab: Lab, cases: Iterable[Case], project: Path, hosts: int) -> list[Row]:
+    """Every case on one of `hosts` hosts; the rows in the order of the cases, written to out_path() as well."""
+    cases = list(cases)
+    rows: dict[int, Row] = {}
+    waiting: queue.SimpleQueue[int] = queue.SimpleQueue()
+    for number in range(len(cases)):
+        waiting.put(number)
+
+    def work(name: str) -> None:
+        bench = Bench(lab, name, project / name)
+        while True:
+            try:
+                number = waiting.get_nowait()
+            except queue.Empty:
+                break
+            rows[number] = bench.run(cases[number])
+            print(_line(rows[number]), flush=True)
+            _write(out_path(), [rows[key] for key in sorted(rows)])
+        bench.close()
+
+    threads = [
+        threading.Thread(target=work, args=(f"fm{n}",), daemon=True) for n in range(min(hosts, len(cases)))
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return [rows[key] for key in sorted(rows)]
+
+
+class Bench:
+    """One host, used case after case; one that a case broke is made anew."""
+
+    def __init__(self, lab: Lab, name: str, project: Path) -> None:
+        self.lab, self.name, self.project = lab, name, project
+        self.rig: Rig | None = None
+        self.before: reader.Read = {}
+        self.turn = 0
+
+    def run(self, case: Case) -> Row:
+        """Run one case; never raises: what went wrong stands in the row."""
+        row = Row(case.point, case.fault, case.expected, host=self.name)
+        began = time.monotonic()
+        try:
+            if self.rig is None:
+                self._boot()
+            self._case(case, row)
+        except Exception as error:  # a case that breaks its host must not take the others' hosts with it
+            row.why.append(f"{type(error).__name__}: {error}"[:2000])
+        row.ok = not row.why
+        row.seconds = round(time.monotonic() - began, 1)
+        if not row.ok:
+            self._keep_evidence(case)
+            self.close()
+        return row
+
+    def close(self) -> None:
+        """Destroy the host."""
+        self.rig = None
+        if self.name in self.lab.status():
+            self.lab.remove(self.name)
+
+    def _boot(self) -> None:
+        self.lab.add(HostSpec(self.name, engine="standin"))
+        host = self.lab.host(self.name)
+        host.wait_http(limit_s=90)
+        shutil.rmtree(self.project, ignore_errors=True)
+        self.rig = Rig(host, self.project, timeouts={**TIMEOUTS, "confirm": 30})
+        self.rig.adopt()
+        self.before = reader.read(host)
+
+    def _case(self, case: Case, row: Row) -> None:
+        assert self.rig is not None
+        rig, budget = self.rig, BUDGETS[self.turn % 2]
+        self.turn += 1
+        keys: dict[str, Any] = {"budget": budget}
+        if case.bulk:
+            keys["series"] = str(bulk_series(self.project / f"bulk-{self.turn}"))
+        if case.drain:
+            keys["drain"] = DRAIN
+        rig.configure(**keys, timeouts={**TIMEOUTS, "confirm": case.confirm_s})
+        rig.scenario({"when": {BUDGET: budget}, "then": case.then})
+        if case.verdict == "ENV":
+            rig.host.write(DEVICE, "")
+        live, client, struck = self._strike(case)
+        code, document, said = _ended(live, case)
+        reader.settle(rig.host)
+        client.end()
+        read = reader.read(rig.host)
+        row.recovery_s = client.recovery_s(struck)
+        row.exit_code = code
+        asked = Asked(alone=not live.others, noticed_s=None, info={BUDGET: budget}, said=said)
+        row.why += reader.check(read, self.before, code, document, asked)
+        row.outcome, row.lag_s = outcome(read, self.before), lag(read, self.before)
+        if (row.outcome, code) not in case.allowed:
+            row.why.append(f"{row.outcome} {code} is not in {case.expected}: {said[-1500:]}")
+        row.why += [
+            f"the other operator: exit {run.rc}: {run.err[-300:]}" for run in live.others if run.rc != 4
+        ]
+        if rig.host.exec(["test", "!", "-e", DRAINED])[0]:
+            row.why.append("the server is still drained")
+        if case.verdict:
+            row.why += _blamed(read, self.before, case.verdict)
+        self._converge(row, read, keys)
+
+    def _strike(self, case: Case) -> tuple[Live, Client, float]:
+        assert self.rig is not None
+        rig = self.rig
+        with Trap(rig.host, MOMENTS[case.point]) as trap:
+            operator = rig.start("deploy", "--json")
+            try:
+                trap.wait()
+            except AssertionError:
+                Rig.kill(operator)
+                raise
+        live = Live(rig, operator, trap.sight, case.confirm_s)
+        client = Client(rig.host)
+        client.start()
+        struck = time.time()
+        FAULTS[case.fault](live)
+        return live, client, struck
+
+    def _converge(self, row: Row, read: reader.Read, keys: dict[str, Any]) -> None:
+        """The same command again: it ends as asked, and nothing of the interrupted one is left."""
+        assert self.rig is not None
+        rig = self.rig
+        rig.scenario()
+        rig.configure(**keys, timeouts={**TIMEOUTS, "confirm": 30})
+        again = rig.cli("deploy", "--json", timeout=OPERATOR_LIMIT_S)
+        if again.rc != 0:
+            row.why.append(f"I9: the same command again: exit {again.rc}: {again.err[-1000:]}")
+            return
+        reader.settle(rig.host)
+        after = reader.read(rig.host)
+        asked = Asked(swept=True, noticed_s=None, info={BUDGET: keys["budget"]})
+        row.why += [f"again: {why}" for why in reader.check(after, read, again.rc, again.json, asked)]
+        self.before = after
+
+    def _keep_evidence(self, case: Case) -> None:
+        if self.name not in self.lab.status():
+            return
+        name = "".join(c if c.isalnum() else "-" for c in case.name)
+        target = out_path().parent / "failed" / f"{name}.txt"
+        target.parent.mkdir(parents=True, exist_ok=True)
+        script = (
+            "journalctl --no-pager -n 150; tail -n 40 /var/lib/ddtree/*/txn/*/events.jsonl;"
+            " cat /var/lib/ddtree/*/history.jsonl; systemctl list-units 'ddtree*' --all"
+        )
+        try:
+            target.write_text(self.lab.host(self.name).exec(script, 30)[1])
+        except Exception as error:  # the host is what broke
+            target.write_text(str(error))
+
+
+def outcome(read: reader.Read, before: reader.Read) -> str:
+    """OLD, RS, RB or NEW, by the host's own record."""
+    if read["confirmed"].get("release") != before["confirmed"].get("release"):
+        return "NEW"
+    new = [txn for name, txn in read["transactions"].items() if name not in before["transactions"]]
+    if new:
+        return "OLD" if (new[-1]["outcome"] or {}).get("touched") is False else "RB"
+    left = set(read["releases"]) - set(before["releases"])
+    return "RS" if read["staging"] or left else "OLD"
+
+
+def lag(read: reader.Read, before: reader.Read) -> float | None:
+    """The longest time from a process's death to its verdict (seconds), None where none died."""
+    new = [txn for name, txn in read["transactions"].items() if name not in before["transactions"]]
+    lags = [verdict.get("lag_s") for txn in new for verdict in txn["verdicts"]]
+    return max((each for each in lags if each is not None), default=None)
+
+
+def bulk_series(target: Path) -> Path:
+    """The stand-in's DDTREE series with files enough that a transfer can be cut in its middle."""
+    shutil.rmtree(target, ignore_errors=True)
+    shutil.copytree(STANDIN_SERIES, target)
+    bulk = target / "files" / "srt" / "bulk"
+    bulk.mkdir(parents=True)
+    for number in range(BULK_FILES):
+        (bulk / f"{number:03}.bin").write_bytes(random.randbytes(1 << 16))
+    return target
+
+
+def _ended(live: Live, case: Case) -> tuple[int | None, dict[str, Any] | None, str]:
+    """The operator's exit code and document; None both where he is dead."""
+    if case.fault == "operator SIGKILL":
+        return None, None, ""
+    out, err = live.operator.communicate(timeout=OPERATOR_LIMIT_S)
+    document: dict[str, Any] | None = json.loads(out) if out.strip() else None
+    return live.operator.returncode, document, out + err
+
+
+def _blamed(read: reader.Read, before: reader.Read, verdict: str) -> list[str]:
+    new = [txn for name, txn in read["transactions"].items() if name not in before["transactions"]]
+    said = [((txn["outcome"] or {}).get("failure") or {}).get("verdict") for txn in new]
+    return [] if said[-1:] == [verdict] else [f"the record blames {said}, not {verdict}"]
+
+
+def _line(row: Row) -> str:
+    end = "ok" if row.ok else "; ".join(row.why)
+    return f"{row.point} / {row.fault}: {row.outcome} {row.exit_code} in {row.seconds} s on {row.host}: {end}"
+
+
+def _write(path: Path, rows: list[Row]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_suffix(f".{threading.get_ident()}")
+    part.write_text(json.dumps({"schema_version": 1, "rows": [asdict(row) for row in rows]}, indent=1) + "\n")
+    part.rename(path)
