@@ -141,7 +141,8 @@ def _matrix(matrix: Any) -> Iterable[str]:
     yield ""
     for row in wrong:
         was = f"{row['outcome']} ({_code(row['exit_code'])})"
-        yield f"- **{row['point']}, {row['fault']}**: expected {row['expected']}, was {was}"
+        why = "; ".join(text.splitlines()[0][:200] for text in row.get("why", []))
+        yield f"- **{row['point']}, {row['fault']}**: expected {row['expected']}, was {was}. {why}"
 
 
 def _cell(row: Row | None) -> str:

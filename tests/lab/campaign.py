@@ -11,8 +11,10 @@ import json
 import os
 import random
 import shutil
+import signal
 import statistics
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -22,32 +24,25 @@ from pathlib import Path
 from typing import Any
 
 import reader
-from campaign_draw import Draw, draw
-from campaign_faults import Blows, Client, Operator
+from campaign_draw import draw
+from campaign_run import (
+    CANARY,
+    OPERATOR_LIMIT_S,
+    UNKNOWN_S,
+    Interrupted,
+    budget_of,
+    command,
+    keys,
+    parsed,
+    timeouts,
+    wanted_info,
+    wanted_release,
+)
 from ddtree_lab.client import Lab
 from ddtree_lab.spec import HostSpec
 from ddtree_lab.state import State, own_directory
 from invariants import Asked
 from rig import CHECKOUT, UNIT, Rig
-
-TIMEOUTS = {
-    "connect": 3,
-    "import": 10,
-    "weights": 6,
-    "graphs": 5,
-    "serve": 10,
-    "confirm": 10,
-    "stop": 3,
-    "cap": 30,
-}
-#: "operator cut off: the old service answers again within the confirm deadline + 15 s on the stand-in"; on a machine
-#: so loaded that two whole cycles take longer than that, within those.
-RECOVERY_S = 15.0
-#: The guard's timer looks this often, where systemd's own follow-up was killed as well.
-GUARD_LOOK_S = 20.0
-OPERATOR_LIMIT_S = 200
-CANARY = "canary-7f3a9d1c5e"
-SICK = {"dies": {"exit": {"weights": 3}}, "hangs": {"hang": "weights"}}
 
 
 @dataclass
@@ -90,7 +85,7 @@ class HostCampaign(threading.Thread):
     """The runs of one host, one after the other, until none is left or one violated an invariant."""
 
     def __init__(self, campaign: Campaign, rig: Rig) -> None:
-        super().__init__(name=rig.host.name)
+        super().__init__(name=rig.host.name, daemon=True)
         self.campaign, self.rig, self.host = campaign, rig, rig.host
         #: Seconds of an undisturbed command, as last seen here.
         self.cycles: dict[str, float] = {}
@@ -107,7 +102,7 @@ class HostCampaign(threading.Thread):
 
     def _prepare(self) -> None:
         """Adopt the service and measure whole cycles, on all hosts at once as it will be."""
-        self.rig.configure(**keys(6))
+        self.rig.configure(**keys(6, UNKNOWN_S))
         self.rig.adopt()
         for verb in ("deploy", "rollback", "deploy"):
             done = self.rig.cli(verb, "--json")
@@ -168,144 +163,6 @@ class HostCampaign(threading.Thread):
                 (place / name).write_text(self.host.exec(command_)[1])
 
 
-class Interrupted:
-    """One command and the faults that hit it."""
-
-    def __init__(self, rig: Rig, plan: Draw, cycle_s: float) -> None:
-        self.rig, self.host, self.plan, self.cycle_s = rig, rig.host, plan, cycle_s
-        self.code: int | None = None
-        self.out = self.err = ""
-        self.struck: list[float] = []
-        self.hung = False
-        self.recovery_s = 0.0
-        self.others: list[tuple[int, str, str]] = []
-
-    def play(self) -> None:
-        """Start the command, strike, wait until everybody who lives has ended and the host has converged."""
-        self.rig.configure(**keys(self.plan.budget or 6))
-        if self.plan.health in SICK:
-            when = {"speculative_ddtree_budget": self.plan.budget}
-            self.rig.scenario({"when": when, "then": SICK[self.plan.health]})
-        client = Client(self.host)
-        client.start()
-        operator = self.rig.start(*command(self.plan))
-        blows = Blows(self.rig, operator)
-        self._strike(blows, time.monotonic())
-        self._await(operator, blows)
-        reader.settle(self.host)
-        client.end()
-        self.recovery_s = client.recovery_s(self.struck[0])
-        self.rig.scenario()
-
-    def _strike(self, blows: Blows, began: float) -> None:
-        threads = []
-        for fault in self.plan.faults:
-            time.sleep(max(0.0, began + fault.t - time.monotonic()))
-            self.struck.append(time.time())
-            threads.append(threading.Thread(target=blows.strike, args=(fault.name,)))
-            threads[-1].start()
-        for thread in threads:
-            thread.join()
-
-    def _await(self, operator: Operator, blows: Blows) -> None:
-        try:
-            self.out, self.err = operator.communicate(timeout=OPERATOR_LIMIT_S)
-        except subprocess.TimeoutExpired:
-            self.hung = True
-            Rig.kill(operator)
-        self.code = None if operator.returncode < 0 else operator.returncode
-        for other in blows.others:
-            out, err = other.communicate(timeout=OPERATOR_LIMIT_S)
-            self.others.append((other.returncode, out, err))
-
-    def judge(self, after: reader.Read, before: reader.Read) -> list[str]:
-        """Every violated invariant."""
-        alone = not self.others
-        asked = Asked(
-            alone=alone,
-            recovery_s=self.recovery_s if alone else None,  # two rollouts are two downtimes
-            recovery_limit_s=self._limit_s(),
-            said=self.said,
-            noticed_s=None,
-            info=wanted_info(self.plan),
-            wanted=wanted_release(self.plan, before) if alone else None,
-        )
-        document = None if self.code is None else parsed(self.out)
-        found = reader.check(after, before, self.code, document, asked, (CANARY,))
-        for code, out, _ in self.others:
-            beside = Asked(alone=False, noticed_s=None)
-            found += [text for text in reader.check(after, None, code, parsed(out), beside) if "I4" in text]
-        if self.hung:
-            found.append(f"I4: the operator's command did not end in {OPERATOR_LIMIT_S} s")
-        return found
-
-    def line(self, after: reader.Read, before: reader.Read) -> dict[str, Any]:
-        """The run as campaign.jsonl keeps it."""
-        first, *more = self.plan.faults
-        new = set(after["transactions"]) - set(before["transactions"])
-        verdicts = [verdict for name in new for verdict in after["transactions"][name]["verdicts"]]
-        lags = [verdict["lag_s"] for verdict in verdicts if verdict.get("lag_s") is not None]
-        moved = after["confirmed"]["release"] != before["confirmed"]["release"]
-        return {
-            "action": self.plan.action,
-            "health": self.plan.health,
-            "fault": first.name,
-            "t": first.t,
-            "more": [[fault.name, fault.t] for fault in more],
-            "outcome": "new" if moved else "old",
-            "state": [after["transactions"][name]["state"].get("state") for name in sorted(new)],
-            "exit_code": self.code,
-            "recovery_s": self.recovery_s,
-            "lag_s": max(lags, default=None),
-        }
-
-    @property
-    def said(self) -> str:
-        return self.out + self.err + "".join(out + err for _, out, err in self.others)
-
-    def _limit_s(self) -> float:
-        stall = TIMEOUTS["weights"] if self.plan.health == "hangs" else 0
-        guarded = any(fault.name == "kill-agents" for fault in self.plan.faults) or len(self.plan.faults) > 1
-        usual = TIMEOUTS["confirm"] + max(RECOVERY_S, 2 * self.cycle_s)
-        return usual + stall + (GUARD_LOOK_S if guarded else 0)
-
-
-def keys(budget: int) -> dict[str, Any]:
-    """The host's keys in hosts.yaml."""
-    secret = {"CAMPAIGN_TOKEN": {"secret": "env:DDTREE_CAMPAIGN_CANARY"}}
-    return {"timeouts": TIMEOUTS, "budget": budget, "environment": secret}
-
-
-def command(plan: Draw) -> tuple[str, str]:
-    return plan.action, "--json"
-
-
-def wanted_info(plan: Draw) -> dict[str, Any] | None:
-    """What the server must say of itself where the command ended with 0."""
-    return None if plan.budget is None else {"speculative_ddtree_budget": plan.budget}
-
-
-def wanted_release(plan: Draw, before: reader.Read) -> str | None:
-    """Where a rollback that ends with 0 must have gone; a deploy's release has no name yet."""
-    record = before["confirmed"]
-    return str(record.get("undo") or record["release"]) if plan.action == "rollback" else None
-
-
-def budget_of(read: reader.Read) -> int | None:
-    """The budget that the server says it runs with; None for the baseline."""
-    found = read["info"]["body"].get("speculative_ddtree_budget")
-    return None if found is None else int(found)
-
-
-def parsed(text: str) -> dict[str, Any] | None:
-    """A command's JSON document; None where it printed none."""
-    try:
-        found = json.loads(text)
-    except ValueError:
-        return None
-    return found if isinstance(found, dict) else None
-
-
 def summary(line: dict[str, Any]) -> str:
     faults = " + ".join(f"{name} at {t}" for name, t in [(line["fault"], line["t"]), *line["more"]])
     return (
@@ -344,13 +201,14 @@ def about(campaign: Campaign, threads: list[HostCampaign]) -> dict[str, Any]:
     commit = subprocess.run(
         ["git", "rev-parse", "--short", "HEAD"], cwd=CHECKOUT, capture_output=True, text=True, check=False
     )
+    cycle_s = round(statistics.median([line["cycle_s"] for line in campaign.results] or [0.0]), 2)
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2**30
     return {
         "seed": campaign.seed,
         "runs": len(campaign.results),
         "hosts": len(threads),
-        "cycle_s": round(statistics.median([line["cycle_s"] for line in campaign.results] or [0.0]), 2),
-        "timeouts": TIMEOUTS,
+        "cycle_s": cycle_s,
+        "timeouts": timeouts(cycle_s),
         "machine": f"{os.cpu_count()} cores, {memory} GiB, Linux {os.uname().release}",
         "date": time.strftime("%Y-%m-%d", time.gmtime()),
         "commit": commit.stdout.strip() or "unknown",
@@ -379,6 +237,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=CHECKOUT / "build" / "reliability")
     args = parser.parse_args()
     began = time.monotonic()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # the lab goes with us
     with own_lab() as lab:
         found = run_campaign(lab, lab.state.root / "projects", args.runs, args.hosts, args.seed, args.out)
     print(f"{len(found.results)} of {args.runs} runs in {time.monotonic() - began:.0f} s")

@@ -29,6 +29,7 @@ class Blows:
     def __init__(self, rig: Rig, operator: Operator) -> None:
         self.rig, self.host, self.operator = rig, rig.host, operator
         self.others: list[Operator] = []
+        self.errors: list[str] = []
         self._table: dict[str, Callable[[], None]] = {
             "host-crash": self._crash,
             "kill-runner": lambda: self._kill(RUNNER),
@@ -46,9 +47,15 @@ class Blows:
         """Inject the fault and, where somebody must mend it, mend it. A host that is down already takes no other."""
         try:
             self._table[name]()
+        except Exception as error:  # in a thread of its own nobody would hear of it
+            if not isinstance(error, LabProblem) or self._is_up():
+                self.errors.append(f"the tester's own: {name}: {type(error).__name__}: {error}")
+
+    def _is_up(self) -> bool:
+        try:
+            return self.host.alive and bool(self.host.boot_id())
         except LabProblem:
-            if self.host.alive and self.host.boot_id():
-                raise
+            return True  # no lab any more
 
     def _fault(self, name: str) -> None:
         self.host.fault(name)

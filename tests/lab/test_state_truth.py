@@ -91,12 +91,15 @@ def test_an_edited_unit_and_a_new_drop_in_become_the_new_facts(rig: Rig) -> None
     adopt(rig)
     assert MINE in (rig.project / "facts" / "truth.yaml").read_text()
     assert rig.host.read(FRAGMENT).endswith("# by hand\n")  # taken over, never changed
+    rig.host.check(f"mv {MINE} /root/mine; systemctl daemon-reload")
+    assert f"drop-in {MINE} is gone" in rig.cli("status").err
+    rig.host.check(f"mv /root/mine {MINE}; systemctl daemon-reload")
 
 
 def test_an_edited_kept_drop_in_is_replaced_only_when_the_operator_says_so(rig: Rig) -> None:
     text = rig.host.read(KEPT)
-    rig.host.check(f"sed -i 's/budget 6/budget 4/' {KEPT}; rm -f {MINE}; systemctl daemon-reload")
-    refused(rig, f"{KEPT} is not what release", f"drop-in {MINE} is gone")
+    rig.host.check(f"sed -i 's/budget 6/budget 4/' {KEPT}; systemctl daemon-reload")
+    refused(rig, f"{KEPT} is not what release")
     assert "budget 4" in rig.host.read(KEPT)
     adopt(rig)
     assert rig.host.read(KEPT) == text

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_transaction_crashes import Mutation, mutate
+from mutation import Mutation, mutate
 from world import FAIL, PASS, SERVICE, World
 from world_process import Process
 from world_truth import Broken, Truth, named, release_in, require
@@ -311,6 +311,43 @@ def test_what_was_not_synced_is_not_on_the_disk(power: Power) -> None:
         with mounted(cut.image, "loop") as root:
             there.append(Path(root, "unsynced").exists())
     assert there == [False, True]
+
+
+def fill(root: str) -> None:
+    """Take the last block, root's own share too."""
+    with open(os.path.join(root, "neighbour"), "ab", buffering=0) as file:
+        for size in (1 << 20, 1 << 12, 1 << 10, 1):
+            try:
+                while True:
+                    file.write(b"x" * size)
+            except OSError:
+                continue
+    with (
+        open(os.path.join(root, "another"), "wb", buffering=0) as file,
+        pytest.raises(OSError, match="space"),
+    ):
+        file.write(b"x")
+
+
+@pytest.mark.parametrize("wanted", ["confirm", "rollback"])
+def test_a_disk_without_a_block_left_stops_no_rollout_from_ending(power: Power, wanted: str) -> None:
+    world, truth = power.world, Truth(power.world)
+    world.deploy("bb")
+    txn = world.until("GATED")
+    assert txn is not None
+    fill(world.root)
+    world.disk_failed = True
+    if wanted == "confirm":
+        truth.asked_confirm(txn.id, world.confirm(txn.id))
+    world.pass_time(400)  # without a confirm the deadline passes
+    release = "bb" if wanted == "confirm" else "aa"
+    assert world.systemd.running == named(world.layout.kept) == release
+    assert txn.state == ("CONFIRMED" if wanted == "confirm" else "ROLLED_BACK")
+    assert txn.id in [entry["txn"] for entry in layout.read_history(world.layout)]
+    power.cut("the end")
+    truth.converged()
+    world.close()
+    judge(power.cuts[-1])
 
 
 MUTATIONS: dict[str, tuple[Mutation, Callable[[Power], None]]] = {

@@ -19,7 +19,7 @@ MATRIX = [
     {"point": "P6", "fault": "reboot", "expected": "RB", "outcome": "RB", "exit_code": 10, "ok": True,
      "recovery_s": 3.24, "lag_s": None},
     {"point": "P6", "fault": "SIGKILL", "expected": "RB", "outcome": "NEW", "exit_code": None, "ok": False,
-     "recovery_s": None, "lag_s": 0.5},
+     "recovery_s": None, "lag_s": 0.5, "why": ["I1: two run"]},
 ]  # fmt: skip
 ABOUT = {
     "seed": "7", "hosts": 6, "cycle_s": 4.5, "timeouts": {"confirm": 10}, "machine": "2 cores", "date": "2026-11-29",
@@ -54,6 +54,7 @@ def test_what_was_found_stands_in_the_document(tmp_path: Path) -> None:
     assert "| host-crash | 300 | 0 | 300 | 10 | 2.0, 2.0, 2.0 | 0 |" in found
     assert "| P6 | RB 10, 3.2 | **NEW – ✗** |" in found
     assert "1 of 2 cells as expected" in found
+    assert "- **P6, SIGKILL**: expected RB, was NEW (–). I1: two run" in found
     assert "| the timer | guard.py | `test_a` | `test_b` |" in found
     assert "| the lock | layout.py | **none ✗** |  |" in found
     assert reliability.genuine(found)

@@ -9,37 +9,28 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
-from types import SimpleNamespace
 from typing import Any
 
 import world_process
-import world_systemd
+import world_watch
 from world_process import Process, effect
 from world_systemd import Systemd
+from world_watch import DIES, FAIL, HANG, PASS, TIMEOUTS
 
 from ddtree_agent import (
-    capacity,
     decided,
-    guard,
     journal,
     layout,
-    observe_env,
     outcome,
     rollout,
-    service,
     status,
     store,
     undo,
-    watching,
 )
 from ddtree_agent.core.txn import is_open
-from ddtree_agent.layout import BASELINE, Layout
+from ddtree_agent.layout import Layout
 
 SERVICE = "sglang.service"
-TIMEOUTS = {"stop": 30, "confirm": 60, "cap": 300}
-#: How a release behaves under the watch.
-PASS, FAIL, HANG, DIES = "pass", "fail", "hang", "dies"
-_TICK_S = 5.0
 #: Files that the reserve has room for.
 _RESERVE = 40
 
@@ -65,7 +56,7 @@ class World:
         with open(self.archive, "w"):
             pass
         self._leave = world_process.enter(self)
-        self._patched = _patch(self)
+        self._patched = world_watch.enter(self)
         self.systemd = Systemd(self.layout, self._agent, self.run, lambda: self.now)
         self._serial = 0
         self.reached: set[tuple[str, str]] = set()  # transaction, state
@@ -336,74 +327,4 @@ class World:
         return moved
 
 
-class _Judge:
-    """The watch's verdict by script: how the release that runs behaves, two looks after its start."""
-
-    verdict = None
-
-    def __init__(self, world: World) -> None:
-        self._world, self._looks, self._said = world, 0, False
-
-    def observe(self, _: object) -> list[dict[str, Any]]:
-        systemd = self._world.systemd
-        self._looks += 1
-        how = self._world.behaviour.get(systemd.running, PASS)
-        if not systemd.pid:
-            return [_verdict("FAIL", "process", "the main process is gone")] if self._looks > 1 else []
-        if self._said:
-            return [_verdict("FAIL", "hold", "it died")] if how == DIES and self._looks > 4 else []
-        if self._looks < 2 or (how == HANG and self._looks * _TICK_S < TIMEOUTS["cap"]):
-            return []
-        self._said = True
-        return [_verdict("PASS" if how in (PASS, DIES) else "FAIL", "serve", how)]
-
-
-def _verdict(kind: str, phase: str, reason: str) -> dict[str, Any]:
-    shown = {"verdict": kind, "phase": phase, "reason": reason, "line": None, "context": [], "hint": ""}
-    return {"ev": "verdict", **shown}
-
-
-def _patch(world: World) -> list[tuple[Any, str, Any]]:
-    """What no systemd shows: the watch, the main process's environment, ports, devices, the boot id."""
-    judge = SimpleNamespace(
-        Expect=lambda **_: None,
-        Limits=lambda **_: None,
-        start=lambda *_: _Judge(world),
-        blame_host=lambda verdict, _: verdict,
-    )
-
-    def environ(pid: int) -> list[bytes]:
-        release = world.systemd.running
-        ours = pid == world.systemd.pid and release not in ("", BASELINE)
-        return [f"DDTREE_RELEASE={release}".encode()] if ours else []
-
-    def healthy(*_: object) -> bool:
-        return bool(world.systemd.pid) and world.behaviour.get(world.systemd.running, PASS) in (PASS, DIES)
-
-    to = journal.Txn.to
-
-    def noted(txn: journal.Txn, new: str, **fields: Any) -> bool:
-        moved = to(txn, new, **fields)
-        if moved:
-            world.reached.add((txn.id, new))
-            world.systemd.by_hand &= new != "ARMED"
-        return moved
-
-    new: list[tuple[Any, str, Any]] = [
-        (journal.Txn, "to", noted),
-        (watching, "Observer", world_systemd.Observer),
-        (watching, "reducer", judge),
-        (watching, "signatures", list),
-        (watching, "_TICK_S", _TICK_S),
-        (service, "_environ", environ),
-        (service, "answers", healthy),
-        (service, "wait_port_free", lambda *_: None),
-        (capacity, "bounds", lambda *_: {}),
-        (observe_env, "look", lambda *_: observe_env.HostState(None, (), (), {})),
-        (journal, "boot_id", lambda: f"boot-{world.boots}"),
-        (guard, "boot_id", lambda: f"boot-{world.boots}"),
-    ]
-    old = [(target, name, getattr(target, name)) for target, name, _ in new]
-    for target, name, value in new:
-        setattr(target, name, value)
-    return old
+__all__ = ["DIES", "FAIL", "HANG", "PASS", "SERVICE", "World"]

@@ -7,7 +7,6 @@ import re
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
 from world_process import Process
 
@@ -226,16 +225,3 @@ def _values(options: list[str], name: str) -> list[str]:
 
 def _seconds(text: str) -> float:
     return float(text.rstrip("s"))
-
-
-class Observer:
-    """What the host shows of a start: which release runs, since when."""
-
-    def __init__(self, unit: str, port: int, log: str, **_: Any) -> None:
-        pass
-
-    def observe(self) -> None:
-        pass
-
-    def close(self) -> None:
-        pass

@@ -184,8 +184,9 @@ def _history(world: World) -> list[dict[str, Any]]:
 def _rollbacks(events: str) -> int:
     """Times that a rollout left the way forward (a second try of a failed rollback is not a second rollback)."""
     try:
-        with open(events) as file:
-            states = [event["state"] for event in map(json.loads, file) if event.get("ev") == "state"]
+        with open(events) as file:  # which a power cut may have torn: nobody makes it durable
+            whole = [json.loads(line) for line in file if line.startswith("{") and line.endswith("}\n")]
+            states = [event["state"] for event in whole if event.get("ev") == "state"]
     except FileNotFoundError:
         return 0
     back = [i for i, state in enumerate(states) if state == "ROLLING_BACK"]

@@ -69,10 +69,11 @@ def ready_trial(layout: Layout, text: str, txn_id: str) -> str:
     return make_ready(layout.trial, text.encode(), txn_id)
 
 
-def sweep_ready(layout: Layout) -> None:
-    """Remove what was written ahead and never used, and what a crash left half-written."""
+def sweep_ready(layout: Layout, txn_id: str = "") -> None:
+    """Remove what was written ahead and never used: by one rollout, or (by the lock's holder) by any, with what a
+    crash left half-written."""
     for path in (layout.kept, layout.confirmed, layout.trial):
-        if sweep_temporary(path):
+        if sweep_temporary(path, txn_id):
             service.prune(path)
 
 

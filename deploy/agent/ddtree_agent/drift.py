@@ -16,8 +16,10 @@ _SINCE = "since the last confirm or adopt"
 
 
 def drift(layout: Layout, known: Optional[List[str]] = None) -> List[str]:
-    """Every difference, also those that a deploy mends anyway; [] while a rollout is on its way. `known`: what
-    `unknown` has said already (it hashes a whole release)."""
+    """Every difference, also those that a deploy mends anyway; while a rollout is on its way, only that it is stuck.
+
+    `known`: what `unknown` has said already (it hashes a whole release).
+    """
     txn = open_txn(layout)
     if txn is not None:
         stuck = txn.state == "CONFIRMING" and txn.age_s() > _STUCK_S
@@ -25,7 +27,7 @@ def drift(layout: Layout, known: Optional[List[str]] = None) -> List[str]:
     unit = show(layout.service, ["ActiveState"])
     down = unit.get("ActiveState") != "active"
     idle = [f"{layout.service} is {unit.get('ActiveState', 'unknown')}: nothing serves"] if down else []
-    return [*(unknown(layout) if known is None else known), *unread(layout), *_unreachable(layout), *idle]
+    return [*(unknown(layout) if known is None else known), *unread(layout), *_left(layout), *idle]
 
 
 def unknown(layout: Layout) -> List[str]:
@@ -47,18 +49,6 @@ def unknown(layout: Layout) -> List[str]:
         found.append(f"the main process runs {running}, {record['release']} is confirmed")
     now = files(layout)
     return found if now is None else found + edited(record.get("files"), now)
-
-
-def _unreachable(layout: Layout) -> List[str]:
-    found = []
-    if any(drain.drained(Txn(layout, name)) for name in transactions(layout)[-1:]):
-        found.append("the last rollout's drain was not undone: run drain.undo of hosts.yaml by hand")
-    if gate.there(layout.service):
-        found.append(
-            f"a traffic gate keeps users out though no rollout is open: nft delete table inet "
-            f"{gate.table_of(layout.service)}"
-        )
-    return found
 
 
 def overlay(layout: Layout, release: str) -> List[str]:
@@ -140,6 +130,19 @@ def take_over(layout: Layout) -> None:
     if _kept(layout, release):
         service.put_kept(layout, kept_text(layout, release))
         service.reload()
+
+
+def _left(layout: Layout) -> List[str]:
+    """What a rollout of ours did not take away: a deploy does, nothing of the operator's is overwritten."""
+    found = []
+    if any(drain.drained(Txn(layout, name)) for name in transactions(layout)[-1:]):
+        found.append("the last rollout's drain was not undone: run drain.undo of hosts.yaml by hand")
+    if gate.there(layout.service):
+        found.append(
+            f"a traffic gate keeps users out though no rollout is open: nft delete table inet "
+            f"{gate.table_of(layout.service)}"
+        )
+    return found
 
 
 def _kept(layout: Layout, release: str) -> List[str]:

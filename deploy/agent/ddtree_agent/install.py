@@ -7,7 +7,7 @@ from typing import List
 from .layout import Layout, write_atomic
 from .wire import AgentError
 
-_NAME = "ddtree-agent.pyz"
+NAME = "ddtree-agent.pyz"
 
 
 def installed(layout: Layout, archive: str, digest: str) -> str:
@@ -24,7 +24,7 @@ def installed(layout: Layout, archive: str, digest: str) -> str:
             meaning="nothing was touched",
             next="type the same command again",
         )
-    target = os.path.join(layout.agents, digest, _NAME)
+    target = os.path.join(layout.agents, digest, NAME)
     if not is_whole(target, digest):
         write_atomic(target, data)
     return target
@@ -58,6 +58,6 @@ def digest_of(data: bytes) -> str:
 def whole_agents(layout: Layout) -> List[str]:
     """Paths of the agents on this host that are what their names say, the last installed last."""
     names = os.listdir(layout.agents) if os.path.isdir(layout.agents) else []
-    paths = [os.path.join(layout.agents, name, _NAME) for name in names]
+    paths = [os.path.join(layout.agents, name, NAME) for name in names]
     whole = [path for path in paths if is_whole(path, os.path.basename(os.path.dirname(path)))]
     return sorted(whole, key=lambda path: os.stat(path).st_mtime)

@@ -105,15 +105,16 @@ def ready_path(path: str, name: str) -> str:
     return os.path.join(os.path.dirname(path), f"{_TEMP}{name}")
 
 
-def sweep_temporary(path: str) -> bool:
-    """Remove what a crash left beside `path`, half-written and readied files; False where there was none."""
+def sweep_temporary(path: str, name: str = "") -> bool:
+    """Remove what a crash left beside `path`, half-written and readied files (of one `name`, or all); False where
+    there was none."""
     folder = os.path.dirname(path)
     try:
-        found = [name for name in os.listdir(folder) if name.startswith(_TEMP)]
+        found = [entry for entry in os.listdir(folder) if entry.startswith(_TEMP + name)]
     except FileNotFoundError:
         return False
-    for name in found:
-        _unlink(os.path.join(folder, name))
+    for entry in found:
+        _unlink(os.path.join(folder, entry))
     return bool(found)
 
 

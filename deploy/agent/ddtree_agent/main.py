@@ -6,7 +6,23 @@ import sys
 import traceback
 from typing import Any, BinaryIO, Callable, Dict, List, Optional
 
-from . import decided, drift, install, outcome, probe, readunit, rollout, smoke, snapshot, status, store, undo
+from . import (
+    collect,
+    decided,
+    drift,
+    hold,
+    install,
+    outcome,
+    probe,
+    readunit,
+    rejoin,
+    rollout,
+    smoke,
+    snapshot,
+    status,
+    store,
+    undo,
+)
 from . import follow as following
 from . import layout as paths
 from .journal import Txn, open_txn
@@ -62,11 +78,13 @@ def _layout(request: Dict[str, Any]) -> Layout:
 def _push(request: Dict[str, Any], payload: BinaryIO) -> None:
     layout, manifest = _layout(request), request["manifest"]
     with locked(layout, f"push by {request['who']}"):
+        hold.refuse(layout)
         install.installed(layout, archive(), request["agent"])
         rollout.settle(layout)
         store.sweep_staging(layout)
         keep = decided.keep(layout)
         store.stage(layout, request["txn"], manifest, payload)
+        os.utime(layout.release(manifest["release"]))  # the newest one: gc leaves it alone until it is begun
         if request.get("secrets"):
             write_secrets(layout, request["secrets"])
         report = smoke.smoke({**request["smoke"], "release": manifest["release"], "service": layout.service})
@@ -123,6 +141,23 @@ def _abort(request: Dict[str, Any], _: BinaryIO) -> None:
     if txn is not None:
         txn.ask_abort(request.get("who", "someone"))
     result(txn=txn.id if txn else None)
+
+
+def _attach(request: Dict[str, Any], _: BinaryIO) -> None:
+    result(**rejoin.rejoin(_current(request)))
+
+
+def _hold(request: Dict[str, Any], _: BinaryIO) -> None:
+    result(**hold.put(_layout(request), request))
+
+
+def _unhold(request: Dict[str, Any], _: BinaryIO) -> None:
+    result(lifted=hold.lift(_layout(request)))
+
+
+def _gc(request: Dict[str, Any], _: BinaryIO) -> None:
+    names = ("who", "agent", "keep", "failed_bytes", "dry_run")
+    result(**collect.collect(_layout(request), **{name: request[name] for name in names}))
 
 
 def _rollback(request: Dict[str, Any], _: BinaryIO) -> None:
@@ -183,6 +218,10 @@ OPS: Dict[str, Op] = {
     "follow": _follow,
     "confirm": _confirm,
     "abort": _abort,
+    "attach": _attach,
+    "hold": _hold,
+    "unhold": _unhold,
+    "gc": _gc,
     "rollback": _rollback,
     "status": _status,
     "history": _history,

@@ -4,7 +4,7 @@ import os
 import time
 from typing import Any, Dict, Optional
 
-from . import drain, gate, guard, room, service, store
+from . import drain, evidence, gate, guard, room, service, store
 from .core.signatures import clean
 from .core.txn import FORWARD, TOUCHED, is_open
 from .decided import confirmed, keep, kept_text, set_confirmed, sweep_ready, undo_of
@@ -40,13 +40,19 @@ def confirm(txn: Txn, nonce: str) -> Dict[str, Any]:
                 meaning="nothing changed",
                 next="ddtree-ops status",
             )
-        raise AgentError(
-            "rolled-back",
-            f"rollout {txn.id} cannot be confirmed any more: it is {txn.state}",
-            next="ddtree-ops history",
-        )
+        raise _too_late(txn)
     finish_confirm(txn)
+    if txn.state == "ROLLED_BACK":
+        raise _too_late(txn)
     return outcome(txn) or {}
+
+
+def _too_late(txn: Txn) -> AgentError:
+    return AgentError(
+        "rolled-back",
+        f"rollout {txn.id} cannot be confirmed any more: it is {txn.state}",
+        next="ddtree-ops history",
+    )
 
 
 def _still_confirmable(txn: Txn) -> None:
@@ -55,6 +61,9 @@ def _still_confirmable(txn: Txn) -> None:
     Raises AgentError after asking the runner to roll back.
     """
     layout, release = txn.layout, txn.intent["release"]
+    asked = txn.abort_asked()
+    if asked:  # one operator asked it back, another one confirms: the host keeps the old release
+        raise AgentError("rolled-back", asked)
     try:
         manifest = store.manifest_of(layout, release)
         service.read_back(layout, layout.trial, manifest["exec_argv"], store.dropin_text(manifest))
@@ -70,9 +79,13 @@ def finish_confirm(txn: Txn) -> None:
     """Carry a begun confirm through; safe to repeat after a crash at any of its writes, and from two processes."""
     layout, intent = txn.layout, txn.intent
     with txn.exclusive("confirm"):
-        if txn.state == "CONFIRMED":
+        if not is_open(txn.state):
             return
         if confirmed(layout).get("txn") != txn.id:
+            if _forgotten(txn):
+                open_gate(txn)
+                rolled_back(txn, failure_of(txn, "reboot", "the host rebooted during the trial"))
+                return
             room.spend(layout, lambda: _decide(txn))
         service.drop_trial(layout)
         service.reload()
@@ -83,6 +96,13 @@ def finish_confirm(txn: Txn) -> None:
         room.spend(layout, lambda: _record(txn, fields))
         txn.to("CONFIRMED")
     _tidy(txn)
+
+
+def _forgotten(txn: Txn) -> bool:
+    """Whether a soft reboot, which changes no boot id, took the trial away before it was kept: the old one serves."""
+    layout, release = txn.layout, txn.intent["release"]
+    kept = os.path.exists(layout.trial) or service.kept_release(layout) == release
+    return not kept and service.running_release(layout.service) != release
 
 
 def _decide(txn: Txn) -> None:
@@ -155,7 +175,7 @@ def rolled_back(txn: Txn, failure: Failure, **measured: Any) -> None:
     _tidy(txn)
     try:
         _keep_evidence(txn, failure)
-    except OSError:
+    except (OSError, AgentError):
         pass  # no room for evidence is no reason to touch a service that serves
 
 
@@ -218,7 +238,9 @@ def _claim(txn: Txn, failure: Failure) -> bool:
     if txn.state == "ROLLING_BACK":
         return True
     try:
-        return txn.to("ROLLING_BACK", reason=failure.get("reason"))
+        return txn.to(
+            "ROLLING_BACK", reason=failure.get("reason"), **evidence.mark(txn.intent.get("log", ""))
+        )
     except OSError:
         # No write at all goes through (a read-only disk): a confirm cannot either, and the service comes first.
         return txn.state not in ("CONFIRMING", "CONFIRMED", "ROLLED_BACK")
@@ -283,7 +305,7 @@ def _keep_evidence(txn: Txn, failure: Failure) -> None:
     if release != BASELINE:
         # a release that went down with its host is not to blame, and is wanted again
         kept = (*keep(txn.layout), release) if failure.get("verdict") == "ENV" else keep(txn.layout)
-        store.retire(txn.layout, release, txn.id, {"txn": txn.id, "failure": failure}, kept)
+        evidence.keep(txn, {"txn": txn.id, "failure": failure, **(outcome(txn) or measures(txn))}, kept)
 
 
 def _put_back(txn: Txn) -> Dict[str, Any]:
@@ -295,7 +317,7 @@ def _tidy(txn: Txn) -> None:
     """Leave the host as the next one wants to find it."""
     guard.disarm(txn)
     try:
-        sweep_ready(txn.layout)
+        sweep_ready(txn.layout, txn.id)  # the next rollout may have begun already
         room.reserve(txn.layout)
     except OSError:
         pass  # the next rollout sweeps, and reserves

@@ -114,10 +114,11 @@ def state(name: str) -> Dict[str, Any]:
     """What we left on the host, and what is no longer as we left it.
 
     {confirmed, argv (of the confirmed release; null for the baseline), running: {release, mode}, open: {id, state,
-    who, mode} | null, releases: [digest], lock: who | null, drift, unknown: sentences}.
+    who, mode} | null, releases: [digest], lock: who | null, drift, unknown: sentences, hold: hold.standing()}.
     """
     from . import decided, drift, status, store
     from .guard import at_work
+    from .hold import standing
     from .journal import open_txn
 
     layout = Layout(name)
@@ -141,6 +142,7 @@ def state(name: str) -> Dict[str, Any]:
         "lock": holder(layout),
         "drift": drift.drift(layout, unknown),
         "unknown": unknown,
+        "hold": standing(layout),
     }
 
 

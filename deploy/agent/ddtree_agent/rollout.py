@@ -5,7 +5,7 @@ import threading
 import time
 from typing import Any, Dict, Optional
 
-from . import capacity, drain, drift, gate, guard, install, observe_env, room, service, status, store
+from . import capacity, drain, drift, gate, guard, hold, install, observe_env, room, service, status, store
 from .core.txn import FORWARD, is_open
 from .decided import (
     confirmed,
@@ -118,6 +118,8 @@ def note_reboot(layout: Layout) -> None:
 def begin(layout: Layout, request: Dict[str, Any], archive: str) -> Txn:
     """Create a transaction and hand it to its runner. Raises AgentError where a precondition moved."""
     with locked(layout, f"{request['kind']} by {request['who']}"):
+        if request["kind"] == "deploy":
+            hold.refuse(layout)
         settle(layout)
         now = confirmed(layout)["release"]
         if now != request["from"]:

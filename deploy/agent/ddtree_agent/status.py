@@ -3,15 +3,12 @@
 import os
 from typing import Any, Dict, List, Optional, Tuple
 
-from . import service, store
+from . import hold, service, store
 from .decided import confirmed
 from .drift import drift, files, overlay
 from .journal import open_txn
 from .layout import BASELINE, Layout, holder, read_history
 from .systemd import run, show
-
-#: A confirm is a few renames.
-_STUCK_S = 30.0
 
 
 def status(layout: Layout) -> Dict[str, Any]:
@@ -39,6 +36,7 @@ def status(layout: Layout) -> Dict[str, Any]:
         "trial": os.path.exists(layout.trial),
         "transaction": {"txn": txn.id, "state": txn.state} if txn else None,
         "held_by": holder(layout),
+        "hold": hold.standing(layout),
         "releases": releases,
         "drift": drift(layout),
     }

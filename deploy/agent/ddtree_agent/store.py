@@ -125,16 +125,21 @@ def retire(
 ) -> None:
     """Keep a failed release's manifest and report as evidence and free its bytes; `keep` names releases that stay
     whole whatever happened (the confirmed one and the one before it)."""
-    target = os.path.join(layout.failed, f"{digest}-{txn_id}")
+    target = evidence_dir(layout, digest, txn_id)
     os.makedirs(target, mode=0o755, exist_ok=True)
     write_json(os.path.join(target, "report.json"), report, mode=0o600)
     if digest not in keep and os.path.isdir(layout.release(digest)):
         set_aside(layout, digest, txn_id)
 
 
+def evidence_dir(layout: Layout, digest: str, txn_id: str) -> str:
+    """Where what is kept of a failed release lies."""
+    return os.path.join(layout.failed, f"{digest}-{txn_id}")
+
+
 def set_aside(layout: Layout, digest: str, txn_id: str) -> None:
     """Take a release out of the store in one rename, then delete all of it but its manifest."""
-    target = os.path.join(layout.failed, f"{digest}-{txn_id}")
+    target = evidence_dir(layout, digest, txn_id)
     whole = os.path.join(target, "release")
     os.makedirs(target, mode=0o755, exist_ok=True)
     remove_tree(whole, target)
@@ -142,7 +147,9 @@ def set_aside(layout: Layout, digest: str, txn_id: str) -> None:
     sync_dir(layout.releases)
     manifest = os.path.join(whole, "manifest.json")
     if os.path.isfile(manifest):
-        shutil.copyfile(manifest, os.path.join(target, "manifest.json"))
+        kept = os.path.join(target, "manifest.json")
+        shutil.copyfile(manifest, kept)
+        os.chmod(kept, 0o600)
     remove_tree(whole, target)
 
 

@@ -11,7 +11,7 @@ from ddtree_ops.apply import agentzip, schedule, who
 from ddtree_ops.apply.agent import AgentClient, AgentSilent
 from ddtree_ops.apply.follow import Connect, Following, OnEvent, judge
 from ddtree_ops.config.model import HostConfig
-from ddtree_ops.core.errors import Unreachable
+from ddtree_ops.core.errors import HostLocked, Unreachable
 from ddtree_ops.core.plan import check_unmoved
 
 if TYPE_CHECKING:
@@ -41,6 +41,7 @@ def deploy(
     Raises PreconditionFailed or HostLocked with nothing touched, RolledBack, RollbackFailed, OutcomeUnknown or
     Detached after that.
     """
+    refuse_held(prepared)
     operator, txn = who.operator(), who.new_txn()
     on_event({"ev": "note", "text": f"pushing release {prepared.plan.release}"})
     pushed = client.call("push", push_request(prepared, txn, operator), _chunks(prepared), _PUSH_SILENCE_S)
@@ -73,6 +74,17 @@ def _roll(
     outcome = following.to_the_end()
     judge(prepared.plan.host, outcome, "confirmed")
     return outcome
+
+
+def refuse_held(prepared: Prepared) -> None:
+    """Raise HostLocked for a host on hold, before anything is sent (the agent asks again under its lock)."""
+    if prepared.held is not None:
+        raise HostLocked(
+            f"{prepared.host.service} is on hold {prepared.held}",
+            host=prepared.plan.host,
+            meaning="nothing was touched; a rollback is not held",
+            next=f"ddtree-ops unhold --host {prepared.plan.host}",
+        )
 
 
 def push_request(prepared: Prepared, txn: str, operator: str) -> dict[str, Any]:

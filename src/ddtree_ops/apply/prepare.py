@@ -38,7 +38,8 @@ _PROBE_SILENCE_S = 180.0
 class Prepared:
     """Everything that a deploy needs, decided. `expect_state`: what /get_server_info must say; `modules`: what the
     import smoke imports besides its own list; `environment`: the release's, with @RELEASE@ in it; `proven_by`: the
-    mode in which this host must have confirmed the same sources; `gate`: whether its nft can shut the port."""
+    mode in which this host must have confirmed the same sources; `gate`: whether its nft can shut the port; `held`: who
+    keeps deploys off this host, in words."""
 
     host: HostConfig
     plan: Plan
@@ -50,6 +51,7 @@ class Prepared:
     secrets: Mapping[str, Secret]
     proven_by: str | None = None
     gate: bool = False
+    held: str | None = None
 
 
 def prepare(
@@ -103,6 +105,7 @@ def prepare(
         expect_state=rendered.state,
         proven_by=series.modes.get(mode).proven_by,
         gate=facts.capabilities.nft,
+        held=(seen["state"].get("hold") or {}).get("text"),
         modules=modules(patched),
         # What the unit itself sets stays with the unit: here are only names for its secrets.
         environment={k: v for k, v in rendered.env.items() if not v.startswith("${")},

@@ -145,6 +145,18 @@ def _take_over(
     return found
 
 
+def confirmed(name: str, outcome: dict[str, Any]) -> str:
+    """A deploy that did what was asked, in words."""
+    phases = ", ".join(f"{phase} {seconds:.1f}" for phase, seconds in (outcome.get("phases") or {}).items())
+    stop = outcome.get("stop") or {}
+    return (
+        f"{name}: {outcome['mode']} is confirmed, release {outcome['serving']}\n"
+        f"  stop {stop.get('seconds')} s (KillMode={stop.get('kill_mode')}, Result={stop.get('result')}), "
+        f"downtime {outcome.get('downtime_s')} s; seconds by phase: {phases}\n"
+        f"  undo: ddtree-ops rollback --host {name}"
+    )
+
+
 def _report(name: str, outcome: dict[str, Any], *, json: bool, quiet: bool, document: Any, say: Any) -> None:
     if json:
         document({"host": name, "result": outcome})
@@ -153,11 +165,4 @@ def _report(name: str, outcome: dict[str, Any], *, json: bool, quiet: bool, docu
     if outcome["outcome"] == "unchanged":
         say(f"{name}: nothing to do: release {outcome['release']} is confirmed and running")
         return
-    phases = ", ".join(f"{phase} {seconds:.1f}" for phase, seconds in (outcome.get("phases") or {}).items())
-    stop = outcome.get("stop") or {}
-    say(
-        f"{name}: {outcome['mode']} is confirmed, release {outcome['serving']}\n"
-        f"  stop {stop.get('seconds')} s (KillMode={stop.get('kill_mode')}, Result={stop.get('result')}), "
-        f"downtime {outcome.get('downtime_s')} s; seconds by phase: {phases}\n"
-        f"  undo: ddtree-ops rollback --host {name}"
-    )
+    say(confirmed(name, outcome))

@@ -65,6 +65,8 @@ def describe(name: str, seen: dict[str, Any]) -> str:
         lines.append(f"  open: {seen['transaction']['txn']} is {seen['transaction']['state']}")
     if seen["held_by"]:
         lines.append(f"  held by {seen['held_by']}")
+    if seen.get("hold"):
+        lines.append(f"  on hold {seen['hold']['text']} (ddtree-ops unhold --host {name})")
     lines += [f"  drift: {text}" for text in seen["drift"]]
     return "\n".join(lines)
 

@@ -153,7 +153,14 @@ def models(model: Model, _: Live, wanted: Wanted) -> list[Finding]:
 
 
 def locks(state: State, _: Live, wanted: Wanted) -> list[Finding]:
-    """Nobody else may be at work on this service."""
+    """Nobody else may be at work on this service; that it is on hold stops a deploy, but no look at it."""
+    if state.hold is None:
+        return _at_work(state, wanted)
+    said = f"{wanted.service} is on hold {state.hold.get('text')}: no deploy begins"
+    return [warn("hold", said, f"ddtree-ops unhold --host {wanted.host}"), *_at_work(state, wanted)]
+
+
+def _at_work(state: State, wanted: Wanted) -> list[Finding]:
     if state.open is not None:
         who = state.open.who or "someone"
         said = f"transaction {state.open.id} by {who} is open ({state.open.state})"

@@ -215,7 +215,7 @@ class OpenTxn:
 @dataclass(frozen=True)
 class State:
     """What we left on the host. `confirmed`: the document of the confirmed release; `unknown`: what differs from what
-    was confirmed, a sentence each."""
+    was confirmed, a sentence each; `hold`: who keeps deploys off."""
 
     confirmed: Mapping[str, Any] | None
     open: OpenTxn | None
@@ -223,6 +223,7 @@ class State:
     lock: str | None
     drift: tuple[str, ...] = ()
     unknown: tuple[str, ...] = ()
+    hold: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True)

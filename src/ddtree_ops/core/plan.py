@@ -30,8 +30,8 @@ class Preconditions:
 class Plan:
     """A deploy, printable and serialisable. `running`: mode and release confirmed now, `argv_before`: their command
     line; `changes`: sentences; `loses`: what clients lose against the baseline; `downtime`: from the host's own last
-    starts; `drift`: where the host is not what was recorded of it, which a deploy refuses; `gate`: whom the
-    port answers meanwhile."""
+    starts; `gate`: a sentence from what its nft can do; `drift`: where the host is not what was recorded of it, which
+    a deploy refuses."""
 
     host: str
     service: str
@@ -47,9 +47,9 @@ class Plan:
     loses: Sequence[Loss] = ()
     notes: Sequence[str] = ()
     downtime: Downtime = UNMEASURED
+    gate: str = ""
     drift: Sequence[str] = ()
     running: str = ""
-    gate: str = ""
     done: bool = False
 
     def to_json(self) -> dict[str, Any]:
