@@ -265,7 +265,7 @@ def _blamed(read: reader.Read, before: reader.Read, verdict: str) -> list[str]:
 
 
 def _line(row: Row) -> str:
-    end = "ok" if row.ok else "; ".join(row.why)
+    end = "ok" if row.ok else "; ".join(row.why)[:400]
     return f"{row.point} / {row.fault}: {row.outcome} {row.exit_code} in {row.seconds} s on {row.host}: {end}"
 
 
