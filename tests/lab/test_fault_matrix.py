@@ -38,10 +38,12 @@ def test_the_table_names_what_there_is() -> None:
     assert {case.fault for case in TABLE if case.ci} == {case.fault for case in TABLE}
 
 
+@pytest.mark.timeout(1500)
 def test_the_cells_of_every_run(lab: Lab, tmp_path: Path) -> None:
     _held(lab, [case for case in TABLE if case.ci], tmp_path)
 
 
-@pytest.mark.full  # hours on two cores
+@pytest.mark.full  # an hour on two cores
+@pytest.mark.timeout(4 * 3600)
 def test_the_whole_matrix(lab: Lab, tmp_path: Path) -> None:
     _held(lab, TABLE, tmp_path)
