@@ -7,6 +7,7 @@ import os
 import queue
 import random
 import shutil
+import signal
 import threading
 import time
 from collections.abc import Iterable
@@ -65,6 +66,8 @@ def out_path() -> Path:
 
 def run(lab: Lab, cases: Iterable[Case], project: Path, hosts: int) -> list[Row]:
     """Every case on one of `hosts` hosts; the rows in the order of the cases, written to out_path() as well."""
+    # A run in a shell's background inherits SIGINT ignored, and so would the operators that it starts.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     cases = list(cases)
     rows: dict[int, Row] = {}
     waiting: queue.SimpleQueue[int] = queue.SimpleQueue()
@@ -262,7 +265,7 @@ def _blamed(read: reader.Read, before: reader.Read, verdict: str) -> list[str]:
 
 
 def _line(row: Row) -> str:
-    end = "ok" if row.ok else "; ".join(row.why)
+    end = "ok" if row.ok else "; ".join(row.why)[:400]
     return f"{row.point} / {row.fault}: {row.outcome} {row.exit_code} in {row.seconds} s on {row.host}: {end}"
 
 

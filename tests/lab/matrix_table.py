@@ -145,7 +145,7 @@ TABLE: list[Case] = [
     *_cells("P9 starting", _TOUCHED, then=SLOW),
     Case("P9 starting", "device gone", "RB 10", then={**SLOW, **DIES}, verdict="ENV"),
     *_cells("P10 ready, P10 gated", _TOUCHED),
-    Case("P12 confirm at the deadline", "deadline passes", "NEW 0 | RB 10", confirm_s=_SHORT_S),
+    Case("P12 confirm at the deadline", "deadline passes", "NEW 0 | RB 10", confirm_s=12.0),
     *_cells(
         "P11 confirming",
         {**_CONFIRM, "host crash": "RB 10", "reboot": "RB 10 | NEW 0", "black hole": "NEW 0 | NEW 14"},

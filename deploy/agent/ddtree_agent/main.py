@@ -1,6 +1,7 @@
 """The agent's verbs. The operator's controller calls them over SSH; a person may type most of them on the host."""
 
 import argparse
+import errno
 import os
 import sys
 import traceback
@@ -56,6 +57,9 @@ def main(argv: List[str], stdin: Optional[BinaryIO] = None) -> int:
         emit({"ev": "result", "ok": False, "error": error.fields})
         return REFUSED
     except Exception as error:
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
+            emit({"ev": "result", "ok": False, "error": rollout.no_room(error).fields})
+            return REFUSED
         # The frame must close whatever happens: an operator's line without an answer says nothing.
         _crashed(error)
         return 1

@@ -170,7 +170,7 @@ def _create(layout: Layout, intent: Dict[str, Any]) -> Txn:
         else:
             room.spend(layout, lambda: Txn.create(layout, intent))
     except OSError as error:
-        raise _no_room(error) from None
+        raise no_room(error) from None
     return txn
 
 
@@ -303,7 +303,7 @@ def _write_ahead(txn: Txn, text: str) -> str:
     try:
         return ready_trial(txn.layout, text, txn.id)
     except OSError as error:
-        raise _no_room(error) from None
+        raise no_room(error) from None
 
 
 def _reserve(txn: Txn, release: str, undo: Optional[str]) -> None:
@@ -313,10 +313,11 @@ def _reserve(txn: Txn, release: str, undo: Optional[str]) -> None:
         files = txn.intent.get("unit_files")
         room.spend(layout, lambda: ready_confirmed(layout, release, undo, txn.id, files))
     except OSError as error:
-        raise _no_room(error) from None
+        raise no_room(error) from None
 
 
-def _no_room(error: OSError) -> AgentError:
+def no_room(error: OSError) -> AgentError:
+    """What an operator reads of a disk that is full or read-only."""
     return AgentError(
         "precondition",
         f"the host takes no write: {error.strerror}",
