@@ -73,7 +73,8 @@ class Campaign:
                 file.write(json.dumps(line, sort_keys=True) + "\n")
         print(summary(line), flush=True)
 
-    def _late(self) -> list[str]:
+    @property
+    def late(self) -> list[str]:
         lags = sorted(line["lag_s"] for line in self.results if line["lag_s"] is not None)
         p95 = lags[math.ceil(0.95 * len(lags)) - 1] if lags else 0.0
         # Of fewer the 95th percentile is the slowest one.
@@ -83,7 +84,7 @@ class Campaign:
     @property
     def violations(self) -> list[str]:
         return (
-            self._late()
+            self.late
             + self.errors
             + [
                 f"run {line['run']} on {line['host']} (seed {line['seed']}): {sentence}"
@@ -217,6 +218,7 @@ def about(campaign: Campaign, threads: list[HostCampaign]) -> dict[str, Any]:
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2**30
     return {
         "seed": campaign.seed,
+        "asked": campaign.runs,
         "runs": len(campaign.results),
         "hosts": len(threads),
         "cycle_s": cycle_s,
@@ -224,7 +226,7 @@ def about(campaign: Campaign, threads: list[HostCampaign]) -> dict[str, Any]:
         "machine": f"{os.cpu_count()} cores, {memory} GiB, Linux {os.uname().release}",
         "date": time.strftime("%Y-%m-%d", time.gmtime()),
         "commit": commit.stdout.strip() or "unknown",
-        "violations": campaign.violations,
+        "errors": campaign.errors + campaign.late,
     }
 
 
