@@ -22,7 +22,7 @@ from ddtree_lab.spec import HostSpec
 from invariants import Asked
 from matrix_faults import DEVICE, FAULTS, Live
 from matrix_table import BUDGET, Case
-from moments import BULK_FILES, MOMENTS, Trap
+from moments import BULK_FILES, MOMENTS, RELEASES, Trap
 from rig import CHECKOUT, STANDIN_SERIES, Rig
 
 TIMEOUTS = {
@@ -39,6 +39,8 @@ OPERATOR_LIMIT_S = 240
 #: A file stands for the router's record that this server is out of it.
 DRAINED = "/var/tmp/drained"
 DRAIN = {"command": ["/usr/bin/touch", DRAINED], "undo": ["/bin/rm", "-f", DRAINED], "limit": 5}
+#: A directory in the store that nothing needs.
+NEEDLESS = "00000000000000aa"
 #: Two command lines that differ: each case leaves the one for the other.
 BUDGETS = (6, 5)
 
@@ -148,6 +150,8 @@ class Bench:
             keys["drain"] = DRAIN
         rig.configure(**keys, timeouts={**TIMEOUTS, "confirm": case.confirm_s})
         rig.scenario({"when": {BUDGET: budget}, "then": case.then})
+        if "gc" in case.verb:
+            rig.host.check(["mkdir", "-p", f"{RELEASES}/{NEEDLESS}"])
         if case.verdict == "ENV":
             rig.host.write(DEVICE, "")
         live, client, struck = self._strike(case)
@@ -157,7 +161,8 @@ class Bench:
         read = reader.read(rig.host)
         row.recovery_s = client.recovery_s(struck)
         row.exit_code = code
-        asked = Asked(alone=not live.others, noticed_s=None, info={BUDGET: budget}, said=said)
+        info = None if "gc" in case.verb else {BUDGET: budget}
+        asked = Asked(alone=not live.others, noticed_s=None, info=info, said=said)
         row.why += reader.check(read, self.before, code, document, asked)
         row.outcome, row.lag_s = outcome(read, self.before), lag(read, self.before)
         if (row.outcome, code) not in case.allowed:
@@ -169,13 +174,13 @@ class Bench:
             row.why.append("the server is still drained")
         if case.verdict:
             row.why += _blamed(read, self.before, case.verdict)
-        self._converge(row, read, keys)
+        self._converge(case, row, read, keys)
 
     def _strike(self, case: Case) -> tuple[Live, Client, float]:
         assert self.rig is not None
         rig = self.rig
         with Trap(rig.host, MOMENTS[case.point]) as trap:
-            operator = rig.start("deploy", "--json")
+            operator = rig.start(*case.verb)
             try:
                 trap.wait()
             except AssertionError:
@@ -188,19 +193,20 @@ class Bench:
         FAULTS[case.fault](live)
         return live, client, struck
 
-    def _converge(self, row: Row, read: reader.Read, keys: dict[str, Any]) -> None:
+    def _converge(self, case: Case, row: Row, read: reader.Read, keys: dict[str, Any]) -> None:
         """The same command again: it ends as asked, and nothing of the interrupted one is left."""
         assert self.rig is not None
         rig = self.rig
         rig.scenario()
         rig.configure(**keys, timeouts={**TIMEOUTS, "confirm": 30})
-        again = rig.cli("deploy", "--json", timeout=OPERATOR_LIMIT_S)
+        again = rig.cli(*case.verb, timeout=OPERATOR_LIMIT_S)
         if again.rc != 0:
             row.why.append(f"I9: the same command again: exit {again.rc}: {again.err[-1000:]}")
             return
         reader.settle(rig.host)
         after = reader.read(rig.host)
-        asked = Asked(swept=True, noticed_s=None, info={BUDGET: keys["budget"]})
+        info = None if "gc" in case.verb else {BUDGET: keys["budget"]}
+        asked = Asked(swept=True, noticed_s=None, info=info)
         row.why += [f"again: {why}" for why in reader.check(after, read, again.rc, again.json, asked)]
         self.before = after
 

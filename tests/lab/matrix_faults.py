@@ -42,7 +42,7 @@ class Live:
 
     def agents(self) -> list[int]:
         """The process that carries the rollout at this moment: its runner, else the operator's call."""
-        verbs = ("run",), ("begin", "push"), ("history", "snapshot", "probe")
+        verbs = ("run",), ("begin", "push", "gc"), ("history", "snapshot", "probe")
         found = ([pid for verb in group for pid in self.sight.agents(verb)] for group in verbs)
         return next((pids for pids in found if pids), [])
 

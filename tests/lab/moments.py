@@ -346,6 +346,10 @@ MOMENTS: dict[str, Moment] = {
         lambda s: s.kept and not s.trial and s.program == "env",
         programs=True,
     ),
+    "P14 collecting": Moment(
+        "gc has taken a release out of the store",
+        lambda s: any(n.startswith("gc-") for n in s.names(STAGING)),
+    ),
     "P12 confirm at the deadline": Moment(
         "the confirm looks at the unit a last time", lambda s: s.started[-1:] == ["confirm"], programs=True
     ),
