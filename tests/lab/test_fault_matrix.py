@@ -42,6 +42,6 @@ def test_the_cells_of_every_run(lab: Lab, tmp_path: Path) -> None:
     _held(lab, [case for case in TABLE if case.ci], tmp_path)
 
 
-@pytest.mark.full  # hours on two cores
+@pytest.mark.night  # hours on two cores
 def test_the_whole_matrix(lab: Lab, tmp_path: Path) -> None:
     _held(lab, TABLE, tmp_path)
