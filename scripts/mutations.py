@@ -1,7 +1,7 @@
 """Takes one safeguard at a time out of a copy of the sources and looks which tests see it.
 
 usage: make mutations [ONLY=name]. Every test runs over every mutant: the ones declared for it must go red, all others
-stay green. Writes build/reliability/mutations.json.
+stay green. Writes build/reliability/mutations.json, and what each red test said below build/reliability/mutations/.
 """
 
 from __future__ import annotations
@@ -117,8 +117,8 @@ def copy_sources(to: Path) -> None:
             shutil.copy2(ROOT / name, target, follow_symlinks=False)
 
 
-def run_test(copy: Path, node: str) -> int:
-    """0 green, 1 red. Raises RuntimeError where the test could not run."""
+def run_test(copy: Path, node: str, said: Path) -> int:
+    """0 green, 1 red: then `said` holds its output. Raises RuntimeError where the test could not run."""
     env = {
         **os.environ,
         "PYTHONPATH": str(copy / "src"),
@@ -132,21 +132,26 @@ def run_test(copy: Path, node: str) -> int:
             words, cwd=copy, env=env, capture_output=True, text=True, timeout=TEST_LIMIT_S, check=False
         )
     except subprocess.TimeoutExpired:
+        said.write_text(f"no end in {TEST_LIMIT_S} s\n")
         return RED
     if done.returncode not in (RED, GREEN):
         raise RuntimeError(f"{node} could not run: {done.stdout[-600:]}{done.stderr[-600:]}")
+    if done.returncode == RED:
+        said.write_text(done.stdout + done.stderr)
     return done.returncode
 
 
-def run_all(copy: Path) -> dict[str, int]:
+def run_all(copy: Path, mutant: str) -> dict[str, int]:
     """How every test ends over a copy, by its short name."""
-    return {name: run_test(copy, node) for name, node in TESTS.items()}
+    place = OUT.with_suffix("")
+    place.mkdir(parents=True, exist_ok=True)
+    return {name: run_test(copy, node, place / f"{mutant}, {name}.txt") for name, node in TESTS.items()}
 
 
 def red_without(place: Path) -> list[str]:
     """Tests that are red over the sources as they are: these say nothing of any mutation."""
     copy_sources(place)
-    return [name for name, end in run_all(place).items() if end == RED]
+    return [name for name, end in run_all(place, "none").items() if end == RED]
 
 
 def try_one(mutation: Mutation, place: Path) -> dict[str, Any]:
@@ -154,7 +159,7 @@ def try_one(mutation: Mutation, place: Path) -> dict[str, Any]:
     copy_sources(place)
     file = place / mutation.file
     file.write_text(mutated(file.read_text(), mutation))
-    ends = run_all(place)
+    ends = run_all(place, mutation.name)
     caught = [name for name, end in ends.items() if end == RED]
     return {
         "name": mutation.name,

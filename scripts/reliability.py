@@ -31,6 +31,8 @@ def document(runs: Path) -> str:
     """The whole text. A missing input is named in its section; nothing is made up for it."""
     matrix, mutations = _json(runs / "matrix.json"), _json(runs / "mutations.json")
     about, lines = _json(runs / "campaign.json"), _lines(runs / "campaign.jsonl")
+    if about is None:
+        lines = []  # a campaign that was ended before its end proves nothing
     parts = {
         "@CAMPAIGN@": _campaign(about, lines),
         "@TIMES@": _times(_rows(matrix), lines),
@@ -70,6 +72,10 @@ def _campaign(about: Any, lines: list[Row]) -> Iterable[str]:
         return
     broken = [line for line in lines if line["violations"]]
     yield f"**{bound(len(lines), len(broken))}.**\n"
+    if about["errors"] or len(lines) < about["asked"]:
+        yield f"**It did not end as it should: {len(lines)} of {about['asked']} runs were done.**\n"
+        yield from (f"- {error}" for error in about["errors"])
+        yield ""
     yield (
         f"A deploy or a rollback on one of {about['hosts']} hosts at work in parallel is hit at a time uniform over "
         f"1.1 times its cycle ({about['cycle_s']} s here), in 85 % of the faults by force, in some by two faults, in "

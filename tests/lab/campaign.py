@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import random
 import shutil
@@ -41,7 +42,7 @@ from campaign_run import (
 from ddtree_lab.client import Lab
 from ddtree_lab.spec import HostSpec
 from ddtree_lab.state import State, own_directory
-from invariants import Asked
+from invariants import NOTICED_S, Asked
 from rig import CHECKOUT, UNIT, Rig
 
 
@@ -73,12 +74,24 @@ class Campaign:
         print(summary(line), flush=True)
 
     @property
+    def late(self) -> list[str]:
+        lags = sorted(line["lag_s"] for line in self.results if line["lag_s"] is not None)
+        p95 = lags[math.ceil(0.95 * len(lags)) - 1] if lags else 0.0
+        # Of fewer the 95th percentile is the slowest one.
+        late = len(lags) >= 20 and p95 > NOTICED_S
+        return [f"I6: dead processes were noticed after {p95} s (p95 of {len(lags)})"] if late else []
+
+    @property
     def violations(self) -> list[str]:
-        return self.errors + [
-            f"run {line['run']} on {line['host']} (seed {line['seed']}): {sentence}"
-            for line in self.results
-            for sentence in line["violations"]
-        ]
+        return (
+            self.late
+            + self.errors
+            + [
+                f"run {line['run']} on {line['host']} (seed {line['seed']}): {sentence}"
+                for line in self.results
+                for sentence in line["violations"]
+            ]
+        )
 
 
 class HostCampaign(threading.Thread):
@@ -205,6 +218,7 @@ def about(campaign: Campaign, threads: list[HostCampaign]) -> dict[str, Any]:
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2**30
     return {
         "seed": campaign.seed,
+        "asked": campaign.runs,
         "runs": len(campaign.results),
         "hosts": len(threads),
         "cycle_s": cycle_s,
@@ -212,7 +226,7 @@ def about(campaign: Campaign, threads: list[HostCampaign]) -> dict[str, Any]:
         "machine": f"{os.cpu_count()} cores, {memory} GiB, Linux {os.uname().release}",
         "date": time.strftime("%Y-%m-%d", time.gmtime()),
         "commit": commit.stdout.strip() or "unknown",
-        "violations": campaign.violations,
+        "errors": campaign.errors + campaign.late,
     }
 
 

@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from ddtree_lab.client import LabHost
-from moments import Sight, init, thaw, until
+from moments import Sight, init, processes, thaw, until
 from rig import Rig, Run
 
 #: A fault that the host must sit out is mended when the host has decided, or after this long.
@@ -42,7 +42,7 @@ class Live:
 
     def agents(self) -> list[int]:
         """The process that carries the rollout at this moment: its runner, else the operator's call."""
-        verbs = ("run",), ("begin", "push", "gc"), ("history", "snapshot", "probe")
+        verbs = ("run",), ("begin", "push", "gc"), ("confirm",), ("history", "snapshot", "probe")
         found = ([pid for verb in group for pid in self.sight.agents(verb)] for group in verbs)
         return next((pids for pids in found if pids), [])
 
@@ -82,28 +82,22 @@ def _cut(live: Live, seconds: float) -> None:
         live.host.fault("link-up")
 
 
-def _kill_agent(live: Live) -> None:
-    pids = live.agents()
+def _kill(live: Live, pids: list[int]) -> None:
     assert pids, "no agent is at work"
-    for pid in pids:
+    for pid in set(pids):
         os.kill(pid, signal.SIGKILL)
     thaw(live.host)
-
-
-def _kill_confirm(live: Live) -> None:
-    for pid in live.sight.agents("confirm"):
-        os.kill(pid, signal.SIGKILL)
-    thaw(live.host)
-
-
-def _kill_both(live: Live) -> None:
-    for pid in live.sight.agents("confirm"):
-        os.kill(pid, signal.SIGKILL)
-    _kill_agent(live)
 
 
 def _crash(live: Live) -> None:
+    """The power goes at this very moment: a frozen host is let go on to be killed, and must do nothing meanwhile."""
+    live.host.fault("link-down")
+    first = init(live.host)
+    for pid in set(processes(live.host)) - {first}:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
     live.host.fault("crash")
+    live.host.fault("link-up")
     live.host.fault("start")
 
 
@@ -173,9 +167,9 @@ FAULTS: dict[str, Callable[[Live], None]] = {
     "SSH reset": _reset,
     "cut 3 s": lambda live: _cut(live, 3),
     "black hole": lambda live: _cut(live, DECIDED_S),
-    "agent SIGKILL": _kill_agent,
-    "confirm SIGKILL": _kill_confirm,
-    "confirm and agent SIGKILL": _kill_both,
+    "agent SIGKILL": lambda live: _kill(live, live.agents()),
+    "confirm SIGKILL": lambda live: _kill(live, live.sight.agents("confirm")),
+    "confirm and agent SIGKILL": lambda live: _kill(live, live.agents() + live.sight.agents("confirm")),
     "host crash": _crash,
     "reboot": _reboot,
     "ENOSPC /opt": _broken("disk-full", "disk-restore", OURS, "0"),

@@ -55,3 +55,11 @@ def test_a_sick_release_is_never_the_one_that_must_come_back() -> None:
 
 def test_a_baseline_is_deployed_over_not_rolled_back() -> None:
     assert {draw(f"s/{number}", CYCLES, None).action for number in range(50)} == {"deploy"}
+
+
+def test_processes_that_die_unseen_fail_the_campaign(tmp_path: Path) -> None:
+    found = campaign.Campaign("s", 30, tmp_path)
+    found.results = [{"lag_s": 0.4, "violations": []}] * 28 + [{"lag_s": None, "violations": []}]
+    assert found.violations == []
+    found.results += [{"lag_s": 2.5, "violations": []}] * 2
+    assert found.violations == ["I6: dead processes were noticed after 2.5 s (p95 of 30)"]

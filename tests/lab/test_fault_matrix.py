@@ -43,7 +43,7 @@ def test_the_cells_of_every_run(lab: Lab, tmp_path: Path) -> None:
     _held(lab, [case for case in TABLE if case.ci], tmp_path)
 
 
-@pytest.mark.full  # an hour on two cores
+@pytest.mark.night  # an hour on two cores
 @pytest.mark.timeout(4 * 3600)
 def test_the_whole_matrix(lab: Lab, tmp_path: Path) -> None:
     _held(lab, TABLE, tmp_path)

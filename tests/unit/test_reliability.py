@@ -23,7 +23,7 @@ MATRIX = [
 ]  # fmt: skip
 ABOUT = {
     "seed": "7", "hosts": 6, "cycle_s": 4.5, "timeouts": {"confirm": 10}, "machine": "2 cores", "date": "2026-11-29",
-    "commit": "abc1234", "runs": 2,
+    "commit": "abc1234", "runs": 2, "asked": 2, "errors": [],
 }  # fmt: skip
 MUTATIONS = [
     {"name": "the timer", "file": "guard.py", "caught_by": ["test_a"], "stayed_green": ["test_b"]},
@@ -66,6 +66,17 @@ def test_a_violation_is_no_bound(tmp_path: Path) -> None:
     assert "1 of 2 runs violated an invariant" in found
     assert "3/2" not in found
     assert "- run 2 (seed `7/2`, host-crash at 1.5 s): I1: nothing serves" in found
+
+
+def test_a_campaign_that_lost_a_host_on_the_way_says_so(tmp_path: Path) -> None:
+    found = text(tmp_path, campaign={**ABOUT, "asked": 30, "errors": ["c3: no login"]}, lines=[a_run(1)])
+    assert "1 of 30 runs were done" in found
+    assert "- c3: no login" in found
+
+
+def test_the_lines_of_a_campaign_that_was_ended_count_for_nothing(tmp_path: Path) -> None:
+    found = text(tmp_path, lines=[a_run(1)])
+    assert "(campaign)" not in found
 
 
 def test_a_missing_input_is_said_to_be_missing(tmp_path: Path) -> None:

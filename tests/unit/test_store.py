@@ -110,6 +110,16 @@ def test_a_flipped_bit_in_a_sealed_release_is_named(layout: Layout, base: Path, 
         store.verify(layout, release.digest)
 
 
+def test_a_flipped_bit_in_a_manifest_that_still_reads_is_named(layout: Layout, base: Path) -> None:
+    release = release_of(base)
+    stage(layout, release)
+    path = Path(layout.release(release.digest)) / "manifest.json"
+    path.chmod(0o644)
+    path.write_text(path.read_text().replace('"mode": "', '"mode": "s'))
+    with pytest.raises(AgentError, match=r"manifest\.json"):
+        store.verify(layout, release.digest)
+
+
 def test_an_extra_and_a_missing_file_in_a_sealed_release_are_named(layout: Layout, base: Path) -> None:
     release = release_of(base)
     stage(layout, release)

@@ -304,7 +304,7 @@ def race_of_a_late_confirm_and_the_next_deploy(scene: Scene, k: int) -> bool:
     scene.confirm(following)
     scene.ends()
     assert scene.world.systemd.running == "cc"
-    return done or (following.id, "GATED") in scene.world.reached and k > 150
+    return done or ((following.id, "GATED") in scene.world.reached and k > 150)
 
 
 RACES = [

@@ -115,6 +115,7 @@ def restore(txn: Txn, failure: Failure, archive: str) -> None:
     untouched = txn.state not in TOUCHED
     if not _claim(txn, failure):
         return
+    failure = _first_cause(txn, failure)
     if untouched:
         rolled_back(txn, failure, touched=False)
         return
@@ -133,6 +134,19 @@ def restore(txn: Txn, failure: Failure, archive: str) -> None:
         time.sleep(pause)
         pause = min(pause * 2, 60.0)
     rolled_back(txn, failure, **_outage(txn, round(time.monotonic() - begun, 2)))
+
+
+def _first_cause(txn: Txn, failure: Failure) -> Failure:
+    """Why the rollback began: the runner that knew may have been killed, and its guard goes on with what it left."""
+    path = os.path.join(txn.dir, "cause")
+    try:
+        found = read_json(path)
+        if isinstance(found, dict):
+            return found
+        write_json(path, failure, mode=0o600)
+    except (OSError, AgentError):
+        pass  # the service comes first
+    return failure
 
 
 def open_gate(txn: Txn) -> Optional[str]:

@@ -247,11 +247,11 @@ def _deploy(txn: Txn, intent: Dict[str, Any], archive: str) -> Optional[Failure]
     )
     host = observe_env.look()
     _stop(txn, intent)
+    _shut_gate(txn, intent)  # before the trial: a hand that starts the service from here on opens nothing
     service.put_trial(layout, text, trial)
     service.reload()
     service.read_back(layout, layout.trial, manifest["exec_argv"], text)
     _step(txn, "SWITCHED")
-    _shut_gate(txn, intent)
     with Watching(txn, intent, {**least, **intent["expect"]}, host) as watching:
         failure = _start(txn, watching)
         if failure is not None:

@@ -3,7 +3,7 @@
 import os
 from typing import Any, Dict, List, Optional, Tuple
 
-from . import hold, service, store
+from . import evidence, hold, service, store
 from .decided import confirmed
 from .drift import drift, files, overlay
 from .journal import open_txn
@@ -93,7 +93,4 @@ def logs(layout: Layout, lines: int, log: str) -> List[str]:
             ["journalctl", "--no-pager", "-o", "short-iso", "-n", str(lines), "-u", layout.service], 20
         )
     text = out if status_ == 0 else err
-    # The engine prints its own API key in its start-up arguments.
-    for value in service.headers(layout.service).values():
-        text = text.replace(value.split()[-1], "***")
-    return text.splitlines()
+    return evidence.blanked(layout, text).splitlines()

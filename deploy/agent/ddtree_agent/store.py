@@ -16,6 +16,8 @@ from .systemd import run
 from .wire import AgentError
 
 _FICLONE = 0x40049409  # ioctl_ficlone(2): share the blocks where the filesystem can
+#: The sha256 of manifest.json, which holds that of every other file.
+_SEAL = "manifest.sha256"
 _SLACK = 64 << 20
 _COMPILE_LIMIT = 120.0
 
@@ -78,7 +80,7 @@ def sweep_staging(layout: Layout) -> None:
     """Remove what an interrupted push left. The caller holds the lock."""
     if os.path.isdir(layout.staging):
         for name in os.listdir(layout.staging):
-            if not name.endswith(f".{layout.service}"):
+            if name.partition(".")[2] != layout.service:
                 continue
             remove_tree(os.path.join(layout.staging, name), layout.staging)
 
@@ -98,6 +100,8 @@ def manifest_of(layout: Layout, digest: str) -> Dict[str, Any]:
 def verify(layout: Layout, digest: str) -> None:
     """Hash a sealed release against its manifest. Raises AgentError naming the first file that differs."""
     manifest = manifest_of(layout, digest)
+    if not _is_sealed(layout.release(digest)):
+        raise _damaged(digest, "manifest.json")
     overlay = os.path.join(layout.release(digest), "overlay", manifest["engine"]["name"])
     expected = dict(manifest["base"]["files"])
     expected.update({path: entry["sha256"] for path, entry in manifest["overlay"].items()})
@@ -113,6 +117,15 @@ def verify(layout: Layout, digest: str) -> None:
     with open(os.path.join(layout.release(digest), "dropin.conf"), encoding="utf-8") as file:
         if file.read() != dropin_text(manifest):
             raise _damaged(digest, "dropin.conf")
+
+
+def _is_sealed(release: str) -> bool:
+    """Whether the manifest is the one that was sealed; releases of earlier versions have no seal."""
+    try:
+        with open(os.path.join(release, _SEAL), encoding="ascii", errors="replace") as file:
+            return file.read().strip() == file_digest(os.path.join(release, "manifest.json"))
+    except FileNotFoundError:
+        return True
 
 
 def dropin_text(manifest: Dict[str, Any]) -> str:
@@ -200,6 +213,8 @@ def _fill(here: str, manifest: Dict[str, Any], payload: BinaryIO) -> None:
             meaning="a patched file is not valid for this Python",
         )
     write_json(os.path.join(here, "manifest.json"), manifest)
+    with open(os.path.join(here, _SEAL), "w", encoding="ascii") as file:
+        file.write(file_digest(os.path.join(here, "manifest.json")) + "\n")
     with open(os.path.join(here, "dropin.conf"), "w", encoding="utf-8") as file:
         file.write(dropin_text(manifest))
 
