@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from ddtree_lab.client import LabHost
-from moments import Sight, init, processes, thaw, until
+from moments import Sight, init, numbers, processes, thaw, until
 from rig import Rig, Run
 
 #: A fault that the host must sit out is mended when the host has decided, or after this long.
@@ -93,7 +93,10 @@ def _crash(live: Live) -> None:
     """The power goes at this very moment: a frozen host is let go on to be killed, and must do nothing meanwhile."""
     live.host.fault("link-down")
     first = init(live.host)
+    depth = len(numbers(first))  # the container's own manager is outside, and goes last
     for pid in set(processes(live.host)) - {first}:
+        if len(numbers(pid)) != depth:
+            continue
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
     live.host.fault("crash")
