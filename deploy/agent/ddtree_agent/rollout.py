@@ -328,6 +328,9 @@ def no_room(error: OSError) -> AgentError:
 
 
 def _stop(txn: Txn, intent: Dict[str, Any]) -> None:
+    asked = txn.abort_asked()
+    if asked:  # the last moment at which it costs nobody anything
+        raise Stopped(asked)
     drain.drain(txn)
     _step(txn, "DRAINED")
     begun = time.time()
