@@ -328,7 +328,7 @@ def no_room(error: OSError) -> AgentError:
 
 
 def _stop(txn: Txn, intent: Dict[str, Any]) -> None:
-    asked = txn.abort_asked()
+    asked = txn.abort_asked() if intent["kind"] == "deploy" else None
     if asked:  # the last moment at which it costs nobody anything
         raise Stopped(asked)
     drain.drain(txn)
