@@ -1,4 +1,4 @@
-"""The transaction on the real SGLang 0.5.11: an operator who is cut off, a runner that is killed, a host that crashes."""
+"""The transaction on the real SGLang 0.5.11: a cut-off operator, a killed runner, a host that crashes."""
 
 from __future__ import annotations
 
