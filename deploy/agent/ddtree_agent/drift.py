@@ -30,10 +30,10 @@ def drift(layout: Layout, known: Optional[List[str]] = None) -> List[str]:
     return [*(unknown(layout) if known is None else known), *unread(layout), *_left(layout), *idle]
 
 
-def unknown(layout: Layout) -> List[str]:
+def unknown(layout: Layout, damaged: Optional[List[str]] = None) -> List[str]:
     """What nobody confirmed and a deploy would overwrite or build on: it is refused until the operator adopts it.
 
-    The caller sees to it that no rollout is open.
+    The caller sees to it that no rollout is open. `damaged`: what `overlay` has said already of the confirmed release.
     """
     record = confirmed(layout)
     found = []
@@ -43,7 +43,8 @@ def unknown(layout: Layout) -> List[str]:
         found.append(
             f"{layout.trial} is in place though no rollout is open: ddtree-ops rollback takes it away"
         )
-    found += [*overlay(layout, record["release"]), *_kept(layout, record["release"])]
+    found += overlay(layout, record["release"]) if damaged is None else damaged
+    found += _kept(layout, record["release"])
     running = service.running_release(layout.service) or BASELINE
     if service.main_pid(layout.service) and running != record["release"]:
         found.append(f"the main process runs {running}, {record['release']} is confirmed")

@@ -128,7 +128,7 @@ def state(name: str) -> Dict[str, Any]:
     unknown = [] if pending else drift.unknown(layout)
     return {
         "confirmed": record if os.path.exists(layout.confirmed) else None,
-        "argv": dict(store.releases(layout)).get(str(record["release"]), {}).get("argv"),
+        "argv": store.find(layout, str(record["release"])).get("argv"),
         "running": status.running(layout),
         "open": {
             "id": pending.id,

@@ -5,7 +5,7 @@ from typing import Any, Dict, List, Optional, Tuple
 
 from . import evidence, hold, service, store
 from .decided import confirmed
-from .drift import drift, files, overlay
+from .drift import drift, files, overlay, unknown
 from .journal import open_txn
 from .layout import BASELINE, Layout, holder, read_history
 from .systemd import run, show
@@ -18,6 +18,7 @@ def status(layout: Layout) -> Dict[str, Any]:
     )
     record, now = confirmed(layout), running(layout)
     txn = open_txn(layout)
+    damaged = overlay(layout, record["release"])
     releases = [
         {"release": name, "mode": manifest.get("mode"), "source_digest": manifest.get("source_digest")}
         for name, manifest in store.releases(layout)
@@ -32,13 +33,13 @@ def status(layout: Layout) -> Dict[str, Any]:
         "running": now["release"],
         "mode": now["mode"],
         "unit": {"dropins": unit.get("DropInPaths", "").split(), "files": files(layout)},
-        "overlay": overlay_of(layout, record["release"]),
+        "overlay": _overlay(record["release"], damaged),
         "trial": os.path.exists(layout.trial),
         "transaction": {"txn": txn.id, "state": txn.state} if txn else None,
         "held_by": holder(layout),
         "hold": hold.standing(layout),
         "releases": releases,
-        "drift": drift(layout),
+        "drift": drift(layout, None if txn else unknown(layout, damaged)),
     }
 
 
@@ -49,15 +50,14 @@ def running(layout: Layout) -> Dict[str, Any]:
     if release is None:
         plain = BASELINE if service.main_pid(layout.service) else None
         return {"release": plain, "mode": plain}
-    return {"release": release, "mode": dict(store.releases(layout)).get(release, {}).get("mode")}
+    return {"release": release, "mode": store.find(layout, release).get("mode")}
 
 
-def overlay_of(layout: Layout, release: str) -> Optional[Dict[str, Any]]:
-    """{release, verified, problem} by hashing every file of the confirmed release now; None for the baseline."""
+def _overlay(release: str, damaged: List[str]) -> Optional[Dict[str, Any]]:
+    """{release, verified, problem} of the confirmed release; None for the baseline, which has no overlay."""
     if release == BASELINE:
         return None
-    found = overlay(layout, release)
-    return {"release": release, "verified": not found, "problem": found[0] if found else None}
+    return {"release": release, "verified": not damaged, "problem": damaged[0] if damaged else None}
 
 
 def history(layout: Layout, limit: int) -> List[Dict[str, Any]]:

@@ -97,6 +97,14 @@ def manifest_of(layout: Layout, digest: str) -> Dict[str, Any]:
     return found
 
 
+def find(layout: Layout, digest: str) -> Dict[str, Any]:
+    """A release's manifest, {} where the host has no such release or it cannot be read."""
+    try:
+        return manifest_of(layout, digest)
+    except AgentError:
+        return {}
+
+
 def verify(layout: Layout, digest: str) -> None:
     """Hash a sealed release against its manifest. Raises AgentError naming the first file that differs."""
     manifest = manifest_of(layout, digest)
