@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import os
 import random
 import shutil
 import signal
 import statistics
-import subprocess
 import sys
 import threading
 import time
@@ -42,8 +40,8 @@ from campaign_run import (
 from ddtree_lab.client import Lab
 from ddtree_lab.spec import HostSpec
 from ddtree_lab.state import State, own_directory
-from invariants import NOTICED_S, Asked
-from rig import CHECKOUT, UNIT, Rig
+from invariants import Asked, late
+from rig import CHECKOUT, UNIT, Rig, where_run
 
 
 @dataclass
@@ -75,11 +73,7 @@ class Campaign:
 
     @property
     def late(self) -> list[str]:
-        lags = sorted(line["lag_s"] for line in self.results if line["lag_s"] is not None)
-        p95 = lags[math.ceil(0.95 * len(lags)) - 1] if lags else 0.0
-        # Of fewer the 95th percentile is the slowest one.
-        late = len(lags) >= 20 and p95 > NOTICED_S
-        return [f"I6: dead processes were noticed after {p95} s (p95 of {len(lags)})"] if late else []
+        return late([line["lag_s"] for line in self.results if line["lag_s"] is not None])
 
     @property
     def violations(self) -> list[str]:
@@ -211,11 +205,7 @@ def run_campaign(lab: Lab, project: Path, runs: int, hosts: int, seed: str, out:
 
 def about(campaign: Campaign, threads: list[HostCampaign]) -> dict[str, Any]:
     """What the report says of the campaign as a whole."""
-    commit = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], cwd=CHECKOUT, capture_output=True, text=True, check=False
-    )
     cycle_s = round(statistics.median([line["cycle_s"] for line in campaign.results] or [0.0]), 2)
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2**30
     return {
         "seed": campaign.seed,
         "asked": campaign.runs,
@@ -223,9 +213,7 @@ def about(campaign: Campaign, threads: list[HostCampaign]) -> dict[str, Any]:
         "hosts": len(threads),
         "cycle_s": cycle_s,
         "timeouts": timeouts(cycle_s),
-        "machine": f"{os.cpu_count()} cores, {memory} GiB, Linux {os.uname().release}",
-        "date": time.strftime("%Y-%m-%d", time.gmtime()),
-        "commit": commit.stdout.strip() or "unknown",
+        **where_run(),
         "errors": campaign.errors + campaign.late,
     }
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -65,6 +66,13 @@ def check(
     if code is not None:
         found += _told(read, before, code, document, asked)
     return found
+
+
+def late(lags: Sequence[float]) -> list[str]:
+    """I6 over many runs: what the p95 of the seconds from a process's death to its verdict says against it."""
+    # Of fewer the 95th percentile is the slowest one.
+    p95 = sorted(lags)[math.ceil(0.95 * len(lags)) - 1] if len(lags) >= 20 else 0.0
+    return [f"I6: dead processes were noticed after {p95} s (p95 of {len(lags)})"] if p95 > NOTICED_S else []
 
 
 def serving(read: Read) -> str | None:

@@ -17,13 +17,14 @@ from typing import Any
 
 import reader
 from campaign_faults import Client
+from campaign_run import RECOVERY_S
 from ddtree_lab.client import Lab
 from ddtree_lab.spec import HostSpec
 from invariants import Asked
 from matrix_faults import DEVICE, FAULTS, Live
-from matrix_table import BUDGET, Case
+from matrix_table import BUDGET, CUT, TABLE, Case
 from moments import BULK_FILES, MOMENTS, RELEASES, Trap
-from rig import CHECKOUT, STANDIN_SERIES, Rig
+from rig import CHECKOUT, STANDIN_SERIES, Rig, where_run
 
 TIMEOUTS = {
     "connect": 5,
@@ -50,7 +51,10 @@ _TRIES = 3
 
 @dataclass
 class Row:
-    """One cell as it went; what docs/RELIABILITY.md is made of. `why`: every promise that did not hold."""
+    """One cell as it went; what docs/RELIABILITY.md is made of. `why`: every promise that did not hold.
+
+    over_deadline_s: where nobody was left to confirm, from the confirm deadline to the old service's answer.
+    """
 
     point: str
     fault: str
@@ -60,6 +64,8 @@ class Row:
     ok: bool = False
     recovery_s: float | None = None
     lag_s: float | None = None
+    over_deadline_s: float | None = None
+    commit: str = ""
     seconds: float = 0.0
     struck: bool = False
     host: str = ""
@@ -71,11 +77,16 @@ def out_path() -> Path:
 
 
 def run(lab: Lab, cases: Iterable[Case], project: Path, hosts: int) -> list[Row]:
-    """Every case on one of `hosts` hosts; the rows in the order of the cases, written to out_path() as well."""
+    """Every case on one of `hosts` hosts; the rows in the order of the cases.
+
+    They are written to out_path() as well, in the place of what stood there for the same cells.
+    """
     # A run in a shell's background inherits SIGINT ignored, and so would the operators that it starts.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     cases = list(cases)
+    where = where_run()
     rows: dict[int, Row] = {}
+    writing = threading.Lock()
     waiting: queue.SimpleQueue[int] = queue.SimpleQueue()
     for number in range(len(cases)):
         waiting.put(number)
@@ -87,9 +98,11 @@ def run(lab: Lab, cases: Iterable[Case], project: Path, hosts: int) -> list[Row]
                 number = waiting.get_nowait()
             except queue.Empty:
                 break
-            rows[number] = bench.play(cases[number])
-            print(_line(rows[number]), flush=True)
-            _write(out_path(), [rows[key] for key in sorted(rows)])
+            row = rows[number] = bench.play(cases[number])
+            row.commit = where["commit"]
+            print(_line(row), flush=True)
+            with writing:
+                _write(out_path(), row, where)
         bench.close()
 
     threads = [
@@ -176,10 +189,20 @@ class Bench:
         read = reader.read(rig.host)
         row.recovery_s = client.recovery_s(struck)
         row.exit_code = code
-        info = None if "gc" in case.verb else {BUDGET: budget}
-        asked = Asked(alone=not live.others, noticed_s=None, info=info, said=said)
-        row.why += reader.check(read, self.before, code, document, asked)
         row.outcome, row.lag_s = outcome(read, self.before), lag(read, self.before)
+        info = None if "gc" in case.verb else {BUDGET: budget}
+        cut_off = case.fault in CUT and row.outcome == "RB"
+        asked = Asked(
+            alone=not live.others,
+            noticed_s=None,
+            info=info,
+            said=said,
+            recovery_s=_since_gated(read, self.before, client) if cut_off else None,
+            recovery_limit_s=case.confirm_s + RECOVERY_S,
+        )
+        if asked.recovery_s is not None:
+            row.over_deadline_s = round(asked.recovery_s - case.confirm_s, 1)
+        row.why += reader.check(read, self.before, code, document, asked)
         if (row.outcome, code) not in case.allowed:
             row.why.append(f"{row.outcome} {code} is not in {case.expected}: {said[-1500:]}")
         row.why += [
@@ -260,6 +283,13 @@ def lag(read: reader.Read, before: reader.Read) -> float | None:
     return max((each for each in lags if each is not None), default=None)
 
 
+def _since_gated(read: reader.Read, before: reader.Read, client: Client) -> float | None:
+    """Seconds from GATED, when the confirm deadline begins, to the last moment without an answer; None without it."""
+    new = [txn for name, txn in read["transactions"].items() if name not in before["transactions"]]
+    gated = next((float(t) for txn in new for t, state in txn["states"] if state == "GATED"), None)
+    return None if gated is None else client.recovery_s(gated)
+
+
 def bulk_series(target: Path) -> Path:
     """The stand-in's DDTREE series with files enough that a transfer can be cut in its middle."""
     shutil.rmtree(target, ignore_errors=True)
@@ -291,8 +321,14 @@ def _line(row: Row) -> str:
     return f"{row.point} / {row.fault}: {row.outcome} {row.exit_code} in {row.seconds} s on {row.host}: {end}"
 
 
-def _write(path: Path, rows: list[Row]) -> None:
+def _write(path: Path, row: Row, where: dict[str, str]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_suffix(f".{threading.get_ident()}")
-    part.write_text(json.dumps({"schema_version": 1, "rows": [asdict(row) for row in rows]}, indent=1) + "\n")
+    found = json.loads(path.read_text())["rows"] if path.exists() else []
+    rows = {(other["point"], other["fault"]): other for other in found} | {
+        (row.point, row.fault): asdict(row)
+    }
+    order = [(case.point, case.fault) for case in TABLE]
+    kept = [rows[key] for key in order if key in rows]
+    part = path.with_suffix(".part")
+    part.write_text(json.dumps({"schema_version": 1, **where, "rows": kept}, indent=1) + "\n")
     part.rename(path)

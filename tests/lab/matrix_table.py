@@ -49,9 +49,9 @@ class Case:
         return {(outcome, None if code == "-" else int(code)) for outcome, code in cells}
 
 
-#: The operator cannot confirm: the host waits so long for him (seconds).
+#: The operator cannot confirm, and the host waits `_SHORT_S` for him (seconds).
 _SHORT_S = 4.0
-_CUT = ("operator SIGKILL", "black hole", "sshd stopped", "SIGINT twice")
+CUT = ("operator SIGKILL", "black hole", "sshd stopped", "SIGINT twice")
 
 _BEFORE = {
     "SIGINT": "OLD 130",
@@ -145,7 +145,7 @@ def _cells(points: str, cells: dict[str, str], **keys: Any) -> list[Case]:
     found = []
     for point in points.split(", "):
         for fault, expected in cells.items():
-            short = {"confirm_s": _SHORT_S} if fault in _CUT else {}
+            short = {"confirm_s": _SHORT_S} if fault in CUT else {}
             found.append(Case(point, fault, expected, **{**keys, **short}))
     return found
 

@@ -31,6 +31,18 @@ THEIRS = ("/etc", "/opt", "/usr", "/root", "/home", "/srv", "/var/lib", "/var/sp
 HOST_OWN = ("/var/lib/systemd", "/var/lib/dbus", "/etc/resolv.conf", "/var/cache/ldconfig", "/etc/.pwd.lock")
 
 
+def where_run() -> dict[str, str]:
+    """Machine, date and commit of a run whose numbers are kept."""
+    words = ["git", "describe", "--always", "--dirty", "--exclude", "*"]
+    commit = subprocess.run(words, cwd=CHECKOUT, capture_output=True, text=True, check=False)
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2**30
+    return {
+        "machine": f"{os.cpu_count()} cores, {memory} GiB, Linux {os.uname().release}",
+        "date": time.strftime("%Y-%m-%d", time.gmtime()),
+        "commit": commit.stdout.strip() or "unknown",
+    }
+
+
 @dataclass(frozen=True)
 class Run:
     """One command line that ended. `seconds` is its wall time."""

@@ -12,6 +12,7 @@ from pathlib import Path
 import matrix
 import pytest
 from ddtree_lab.client import Lab
+from invariants import late
 from matrix_faults import FAULTS
 from matrix_table import EVERY_RUN, TABLE, Case
 from moments import MOMENTS
@@ -27,6 +28,7 @@ def _held(lab: Lab, cases: list[Case], project: Path) -> None:
     assert len(rows) == len(chosen)
     broken = [f"{row.point} / {row.fault}: {'; '.join(row.why)}" for row in rows if not row.ok]
     assert not broken, f"{len(broken)} of {len(rows)} cells:\n" + "\n".join(broken)
+    assert not late([row.lag_s for row in rows if row.lag_s is not None])
 
 
 def test_the_table_names_what_there_is() -> None:
