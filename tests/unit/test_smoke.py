@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from ddtree_agent import smoke, unitenv
+from ddtree_agent import sandbox, smoke, unitenv
 
 pytestmark = pytest.mark.tier("main")
 ENGINE = Path(__file__).resolve().parents[2] / ".venv-engine"
@@ -249,11 +249,11 @@ SHOW = {
 
 
 def test_the_unit_is_copied_and_no_value_is_in_argv(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(smoke.caps, "systemd_version", lambda: 252)
+    monkeypatch.setattr(sandbox.caps, "systemd_version", lambda: 252)
     env = smoke.environment({"DDTREE_RELEASE": "cd"}, SHOW, "/opt/ddtree/releases/cd/overlay")
     assert env["PYTHONPATH"] == "/opt/ddtree/releases/cd/overlay:/opt/plug"
     assert (env["A"], env["DDTREE_RELEASE"], env["PYTHONDONTWRITEBYTECODE"]) == ("x y", "cd", "1")
-    argv = smoke.unit_argv("u.service", SHOW, env, 90)
+    argv = sandbox.unit_argv("u.service", SHOW, env, 90)
     assert "--property=User=llm" in argv
     assert "--property=WorkingDirectory=-/srv/llm" in argv
     assert "--property=EnvironmentFile=/etc/a.env" in argv

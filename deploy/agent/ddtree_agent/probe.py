@@ -9,7 +9,7 @@ import threading
 import time
 from typing import Any, Callable, Dict, List, Optional
 
-from . import caps, package, probe_host, probe_model, probe_unit, unitenv
+from . import caps, package, probe_areas, probe_host, probe_model, probe_unit, unitenv
 
 Section = Dict[str, Any]
 
@@ -20,7 +20,7 @@ def probe(request: Dict[str, Any]) -> Dict[str, Any]:
     request: {service: str, interpreter?: str, argv?: [str], port?: int, files?: [relpath] | "all",
     model?: str, draft?: str, measure?: bool = true}; argv is the server's where the unit hides it (a wrapper).
     Returns one object a section: session, service, launch, state, engine, abi, model, storage, port, memory,
-    user, gpu, capabilities.
+    user, gpu, capabilities, and those of probe_areas.
     """
     service = request.get("service") or "sglang.service"
     found: Dict[str, Any] = {}
@@ -35,15 +35,22 @@ def probe(request: Dict[str, Any]) -> Dict[str, Any]:
     launch = launch_of(request, show)
     asked = _section(lambda: ask(request, show, launch), 30)
     port = request.get("port") or _number(launch.value("--port") if launch else None) or 30000
-    found["engine"], found["abi"], found["model"], found["port"], found["storage"] = _together(
+    areas = probe_areas.jobs(
+        probe_areas.Context(request, show, launch, asked, unitenv.unit_environment(show))
+    )
+    found["engine"], found["abi"], found["model"], found["port"], found["storage"], *more = _together(
         [
             (lambda: _engine(asked, request), 120),
             (lambda: _known(asked) or package.builds(asked), 60),
             (lambda: probe_model.models(request, launch, show), 20),
             (lambda: probe_unit.listeners(port, show.get("ControlGroup", "")), 10),
             (lambda: probe_host.storage(asked), 10),
+            *[(work, limit) for _, work, limit in areas],
         ]
     )
+    for (names, _, _), answer in zip(areas, more):
+        for name in names:
+            found[name] = answer.get(name) or {"error": answer.get("error", "no answer")}
     found["state"] = _section(lambda: probe_unit.state(service), 60)  # hashes the confirmed release
     found["memory"] = _section(lambda: probe_host.memory(show), 5)
     found["user"] = _section(lambda: probe_host.user(show), 5)

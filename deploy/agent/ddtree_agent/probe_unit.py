@@ -4,7 +4,7 @@ import os
 import re
 from typing import Any, Dict, List, Optional
 
-from . import sockets, systemd, unitenv
+from . import sandbox, sockets, systemd, unitenv
 from .layout import ETC, KEPT, TRIAL, Layout, holder
 from .store import file_digest
 
@@ -34,7 +34,7 @@ PLACES = [
 
 def properties() -> List[str]:
     """The names of every property that we ask for."""
-    return (TOLD + HELD).split()
+    return list(dict.fromkeys((TOLD + HELD + sandbox.COPIED).split()))
 
 
 def service(name: str) -> Dict[str, Any]:

@@ -4,24 +4,16 @@ import inspect
 import json
 import os
 import re
-import subprocess
 import time
 from typing import Any, Dict, List, Optional, Tuple
 
-from . import caps, probe, probe_unit, smoke_inner, systemd, unitenv
+from . import probe, probe_unit, sandbox, smoke_inner, systemd, unitenv
 from .layout import PLACEHOLDER, Layout
 from .wire import AgentError
 
 MODULES = ("sglang.launch_server", "sglang.srt.entrypoints.http_server", "sglang.srt.managers.scheduler")
-#: Properties that decide whether an import works; the others (restart, limits of time, sockets) are not the smoke's.
-COPIED = """
-User Group SupplementaryGroups UMask NoNewPrivileges PrivateTmp PrivateDevices ProtectSystem ProtectHome
-ReadWritePaths ReadOnlyPaths InaccessiblePaths DevicePolicy RootDirectory LimitNOFILE LimitMEMLOCK LimitNPROC LimitAS
-MemoryMax
-"""
 BOOT = "import sys; R = sys.stdin.readline(); S = sys.stdin.read(); exec(compile(S, '<smoke>', 'exec'), {G})"
 LIMIT_S = 180.0
-_LOADER = re.compile(r"LD_|PATH$")
 _SECRET = re.compile(
     r"(?i)(api|secret|access|auth|private)[-_]?key$|(^|[-_])(token|secret|passw(or)?d)$|credential"
 )
@@ -36,7 +28,7 @@ def smoke(request: Dict[str, Any]) -> Dict[str, Any]:
     "systemd-run", "main|child origin", "main|child import", "arguments", "timeout" or "died". Raises AgentError(usage)
     for a request without a Python server in argv.
     """
-    show = systemd.show(request["service"], [*probe_unit.properties(), *COPIED.split()])
+    show = systemd.show(request["service"], probe_unit.properties())
     launch = probe.launch_of(request, show)
     layout = Layout(request["service"])
     overlay = os.path.realpath(os.path.join(layout.release(request["release"]), "overlay"))
@@ -48,10 +40,10 @@ def smoke(request: Dict[str, Any]) -> Dict[str, Any]:
         k: v.replace(PLACEHOLDER, request["release"]) for k, v in (request.get("environment") or {}).items()
     }
     env = environment(values, show, overlay)
-    argv = [*unit_argv(unit, show, env, limit), *_secrets(layout), "--", *command(launch)]
+    argv = [*sandbox.unit_argv(unit, show, env, limit), *_secrets(layout), "--", *command(launch)]
     started = time.monotonic()
     try:
-        status, out, err = _run(argv, limit + 15, stdin(request, launch, overlay), env)
+        status, out, err = sandbox.run(argv, limit + 15, stdin(request, launch, overlay), env)
     finally:
         systemd.ctl("kill", "--signal=KILL", unit, timeout=10)  # a no-op where it ended by itself
     report = judge(status, out, err, time.monotonic() - started >= limit)
@@ -97,53 +89,6 @@ def environment(release: Dict[str, str], show: Dict[str, str], overlay: str) -> 
     # The tree is sealed and this may run as root: write no bytecode beside the sources.
     env["PYTHONDONTWRITEBYTECODE"] = "1"
     return env
-
-
-def unit_argv(unit: str, show: Dict[str, str], env: Dict[str, str], limit: float) -> List[str]:
-    """systemd-run with the unit's own identity and sandbox. It ends by itself even if we die (RuntimeMaxSec=)."""
-    argv = [
-        "systemd-run",
-        "--wait",
-        "--collect",
-        "--pipe",
-        "--quiet",
-        "--service-type=exec",
-        f"--unit={unit}",
-    ]
-    argv += [
-        f"--property=RuntimeMaxSec={limit:g}",
-        "--property=KillSignal=SIGKILL",
-        "--property=TimeoutStopSec=5",
-    ]
-    for name in COPIED.split():
-        value = show.get(name, "")
-        if value and value not in ("[not set]", "infinity"):
-            argv.append(f"--property={name}={value}")
-    directory = show.get("WorkingDirectory", "")
-    if directory:
-        argv.append("--property=WorkingDirectory=" + re.sub(r"^!", "-", directory))
-    for item in unitenv.environment_files(show.get("EnvironmentFiles", "")):
-        argv.append(f"--property=EnvironmentFile={'-' if item['optional'] else ''}{item['path']}")
-    by_name = (caps.systemd_version() or 0) >= 248
-    for name, value in sorted(env.items()):
-        # By name alone (systemd 248) systemd-run takes the value from its own environment: no key shows in its
-        # argv. The loader's and the search path must not act on systemd-run itself.
-        alone = by_name and not _LOADER.match(name)
-        argv.append(f"--setenv={name}" if alone else f"--setenv={name}={value}")
-    return argv
-
-
-def _run(argv: List[str], limit: float, data: bytes, env: Dict[str, str]) -> Tuple[int, str, str]:
-    names = {name: value for name, value in env.items() if not _LOADER.match(name)}
-    try:
-        done = subprocess.run(
-            argv, input=data, capture_output=True, timeout=limit, env=dict(os.environ, **names), check=False
-        )
-    except subprocess.TimeoutExpired as error:
-        return 124, (error.stdout or b"").decode("utf-8", "replace"), f"no end in {limit:g} s"
-    except OSError as error:
-        return 127, "", f"{argv[0]}: {error.strerror}"
-    return done.returncode, done.stdout.decode("utf-8", "replace"), done.stderr.decode("utf-8", "replace")
 
 
 def judge(status: int, out: str, err: str, late: bool) -> Dict[str, Any]:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ddtree_ops.core import abi, doctor_engine, doctor_host, doctor_unit
+from ddtree_ops.core.checks.rule import Rule as AreaRule
 from ddtree_ops.core.errors import HostLocked, OpsError, PreconditionFailed
 from ddtree_ops.core.facts_live import Abi, Launch, Live, Unknown, parse
 from ddtree_ops.core.features import kept
@@ -40,13 +41,16 @@ RULES: tuple[tuple[str, str, Rule], ...] = (
     ("facts", "service", doctor_unit.drift),
     ("drift", "state", doctor_unit.confirmed),
 )
+#: The rules of the areas in core/checks, in the order in which a person reads them.
+AREA_RULES: tuple[AreaRule[Any], ...] = ()
+SECTIONS = tuple({rule.section.name: rule.section for rule in AREA_RULES}.values())
 #: Without these nothing can be deployed at all: not knowing them blocks.
 NEEDED = {"launch": "hosts.yaml: interpreter: /path/to/bin/python3"}
 
 
 def examine(probe: dict[str, Any], wanted: Wanted) -> list[Finding]:
     """Judge one probe answer. Pure; the host answered, so `reachable` is the first finding."""
-    live = parse(probe)
+    live = parse(probe, SECTIONS)
     found = [ok("reachable", f"{wanted.host} answered")]
     if wanted.mode is not None:
         found += kept(wanted.needs, wanted.loses, wanted.mode)
@@ -58,7 +62,20 @@ def examine(probe: dict[str, Any], wanted: Wanted) -> list[Finding]:
             found.append(block(name, seen.why, f"{NEEDED[section]} for {wanted.host}"))
         else:
             found.append(warn(name, f"unknown: {seen.why}", f"ddtree-ops doctor --host {wanted.host}"))
+    for area_rule in AREA_RULES:
+        found += _area(area_rule, live, wanted)
     return found
+
+
+def _area(rule: AreaRule[Any], live: Live, wanted: Wanted) -> Sequence[Finding]:
+    """With --device cpu no GPU is asked for; where the arguments say cuda, not knowing one blocks."""
+    if rule.section.gpu and live.cuda is False:
+        return []
+    seen = live.of(rule.section)
+    if not isinstance(seen, Unknown):
+        return rule.judge(seen, live, wanted)
+    said, again = f"unknown: {seen.why}", f"ddtree-ops doctor --host {wanted.host}"
+    return [block(rule.id, said, again) if rule.section.gpu and live.cuda else warn(rule.id, said, again)]
 
 
 #: The rules that say that the host is not what was recorded or confirmed: `deploy --adopt` takes that over.

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
+
+from ddtree_ops.core.checks.rule import Section
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -257,15 +261,31 @@ class Live:
     state: State | Unknown
     capabilities: Capabilities | Unknown
     gpu: Gpu | Unknown
+    areas: Mapping[str, object] = field(default_factory=dict)
+
+    def of(self, section: Section[T]) -> T | Unknown:
+        """The facts of an area's section (core/checks)."""
+        found = self.areas.get(section.name)
+        return found if isinstance(found, section.kind) else _why(found)
+
+    @property
+    def cuda(self) -> bool | None:
+        """Whether the server is told to run on GPUs: False for --device cpu, None where its arguments do not say."""
+        device = self.launch.device if isinstance(self.launch, Launch) else None
+        return None if device is None else device.startswith("cuda")
 
 
-T = TypeVar("T")
 Raw = Mapping[str, Any]
 
 
-def parse(probe: Raw) -> Live:
-    """The probe's document as Live. Never raises: what does not fit becomes Unknown."""
+def _why(found: object) -> Unknown:
+    return found if isinstance(found, Unknown) else Unknown("the probe did not answer")
+
+
+def parse(probe: Raw, sections: Iterable[Section[Any]] = ()) -> Live:
+    """The probe's document as Live, with the areas' own sections. Never raises: what does not fit becomes Unknown."""
     return Live(
+        areas={section.name: _known(probe, section.name, section.read) for section in sections},
         session=_known(probe, "session", lambda raw: _plain(Session, raw)),
         service=_known(probe, "service", _service),
         launch=_known(probe, "launch", lambda raw: _plain(Launch, raw)),
