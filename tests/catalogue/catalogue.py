@@ -28,26 +28,8 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
 #: Families whose entries are still being written: what lacks there is no error yet. Empty in the end.
 BEING_WRITTEN: frozenset[str] = frozenset(
-    [
-        "ABI",
-        "DRV",
-        "ARCH",
-        "JIT",
-        "GPU",
-        "LXC",
-        "NCCL",
-        "MEM",
-        "PORT",
-        "MODEL",
-        "ARGS",
-        "SLOW",
-        "HEALTH",
-        "PROC",
-        "UNIT",
-        "SSH",
-        "PATCH",
-        "SPEC",
-    ]
+    {"ABI", "DRV", "ARCH", "JIT", "GPU", "LXC", "NCCL", "MEM", "PORT"}
+    | {"MODEL", "ARGS", "SLOW", "HEALTH", "PROC", "UNIT", "SSH", "PATCH", "SPEC"}
 )
 FACTS_HALF = ("facts", "rule", "level", "names", "twin")
 LOG_HALF = ("log", "verdict", "reason", "hint_names", "log_twin")
@@ -239,11 +221,8 @@ def judge_log(entry: Entry) -> list[str]:
     if entry.reason not in json.dumps(said.get("reason")):
         wrong.append(f"reason {said.get('reason')}, not {entry.reason}")
     hint = str(said.get("hint")).lower()
-    wrong += [
-        f"{name!r} is not named in the hint: {hint}"
-        for name in entry.hint_names or ()
-        if name.lower() not in hint
-    ]
+    missed = [name for name in entry.hint_names or () if name.lower() not in hint]
+    wrong += [f"{name!r} is not named in the hint: {hint}" for name in missed]
     near = diagnose(entry.log_twin)
     if near.get("verdict") not in ("OK", "WAIT"):
         wrong.append(f"the twin is {near.get('verdict')} ({near.get('reason')}: {near.get('line')})")
