@@ -11,7 +11,7 @@ import shutil
 import tempfile
 import time
 from contextlib import contextmanager
-from typing import Any, Dict, Iterator, List, Optional
+from typing import Any, Callable, Dict, Iterator, List, Optional
 
 from .wire import AgentError
 
@@ -208,15 +208,30 @@ def remove_tree(path: str, within: str) -> None:
 def append_history(layout: Layout, entry: Dict[str, Any]) -> None:
     """One line more in the host's history, on disk before we go on."""
     os.makedirs(layout.state, exist_ok=True)
-    line = json.dumps({"schema_version": 1, "at": time.time(), **entry}, sort_keys=True) + "\n"
-    fd = os.open(layout.history, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    with os.fdopen(fd, "a+b") as file:
-        size = os.fstat(fd).st_size
+    append_line(layout.history, {"schema_version": 1, "at": time.time(), **entry}, os.fsync)
+
+
+def append_line(path: str, entry: Dict[str, Any], sync: Optional[Callable[[int], None]] = None) -> None:
+    """Append one JSON line, whole or not at all. Raises OSError; what a full disk took of the line is cut off again."""
+    data = (json.dumps(entry, sort_keys=True) + "\n").encode()
+    fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        before = os.fstat(fd).st_size
         # a line that a power cut tore would swallow this one
-        torn = size > 0 and os.pread(fd, 1, size - 1) != b"\n"
-        file.write((b"\n" if torn else b"") + line.encode())
-        file.flush()
-        os.fsync(file.fileno())
+        if before > 0 and os.pread(fd, 1, before - 1) != b"\n":
+            data = b"\n" + data
+        written = 0
+        try:
+            while written < len(data):
+                written += os.write(fd, data[written:])
+            if sync:
+                sync(fd)
+        except OSError:
+            if os.fstat(fd).st_size == before + written:  # nobody else wrote behind it
+                os.ftruncate(fd, before)
+            raise
+    finally:
+        os.close(fd)
 
 
 def read_history(layout: Layout) -> List[Dict[str, Any]]:

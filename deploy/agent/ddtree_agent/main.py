@@ -18,6 +18,7 @@ from . import (
     readunit,
     rejoin,
     rollout,
+    service,
     smoke,
     snapshot,
     status,
@@ -93,6 +94,7 @@ def _push(request: Dict[str, Any], payload: BinaryIO) -> None:
             write_secrets(layout, request["secrets"])
         report = smoke.smoke({**request["smoke"], "release": manifest["release"], "service": layout.service})
         if not report["ok"]:
+            _refuse_going_down()
             store.retire(layout, manifest["release"], request["txn"], {"smoke": report}, keep)
             raise AgentError(
                 "precondition",
@@ -102,6 +104,17 @@ def _push(request: Dict[str, Any], payload: BinaryIO) -> None:
                 next="correct the patch series, or the environment that the line above names; then deploy again",
             )
     result(release=manifest["release"], smoke=report)
+
+
+def _refuse_going_down() -> None:
+    """A host on its way down ends whatever runs on it: that says nothing of the release, which stays where it is."""
+    if service.shutting_down():
+        raise AgentError(
+            "unreachable",
+            "the host is shutting down: the import smoke was ended with it",
+            meaning="nothing was touched; the release lies there, not yet judged",
+            next="deploy again when the host is back",
+        )
 
 
 def write_secrets(layout: Layout, new: Dict[str, str]) -> None:
