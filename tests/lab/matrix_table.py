@@ -76,6 +76,8 @@ _PUSH = {
     "EROFS /opt": "RS 3",
     "2nd operator": "NEW 0",
 }
+#: All that needs room under /opt is there.
+_SEALED = {**_PUSH, "ENOSPC /opt": "RS 3 | NEW 0", "EROFS /opt": "RS 3 | NEW 0"}
 _TOUCHED = {
     "SIGINT": "RB 10",
     "SIGINT twice": "RB 130",
@@ -152,7 +154,8 @@ def _cells(points: str, cells: dict[str, str], **keys: Any) -> list[Case]:
 
 TABLE: list[Case] = [
     *_cells("P0 facts, P1 preflight", _BEFORE),
-    *_cells("P2 upload 25 %, P2 upload 50 %, P2 upload 99 %, P3 verify, P3 renamed", _PUSH, bulk=True),
+    *_cells("P2 upload 25 %, P2 upload 50 %, P2 upload 99 %", _PUSH, bulk=True),
+    *_cells("P3 verify, P3 renamed", _SEALED, bulk=True),
     *_cells("P4 armed, P4 written ahead", _ARMED),
     *_cells("P5 draining", _ARMED, drain=True),
     *_cells("P5 drained, P6 stopped, P7 trial in place, P8 switched", _TOUCHED),

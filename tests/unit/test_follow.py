@@ -9,7 +9,14 @@ from typing import Any
 import pytest
 
 from ddtree_ops.apply import follow
-from ddtree_ops.core.errors import Detached, OutcomeUnknown, RollbackFailed, RolledBack, Unreachable
+from ddtree_ops.core.errors import (
+    Detached,
+    OutcomeUnknown,
+    PreconditionFailed,
+    RollbackFailed,
+    RolledBack,
+    Unreachable,
+)
 
 pytestmark = pytest.mark.tier("main")
 CONFIRMED = {"ev": "result", "ok": True, "state": "CONFIRMED", "outcome": {"outcome": "confirmed"}}
@@ -81,6 +88,27 @@ def test_a_confirm_that_comes_too_late_leaves_the_word_to_the_host() -> None:
     host = Host([GATED, rolled])
     host.confirm_fails = [RolledBack("too late")]
     assert following(host, []).to_the_end()["outcome"] == "rolled-back"
+
+
+READ_ONLY = PreconditionFailed(
+    "the host takes no write: Read-only file system", meaning="nothing was stopped"
+)
+
+
+def test_a_host_that_cannot_write_for_a_while_is_followed_on_and_confirmed() -> None:
+    """Seen in the matrix: a disk that was read-only for seconds made a running rollout look untouched (exit 3)."""
+    beat = {"ev": "beat", "state": "GATED"}
+    host = Host([READ_ONLY], [GATED, beat, CONFIRMED])
+    host.confirm_fails = [READ_ONLY]
+    assert following(host, []).to_the_end() == {"outcome": "confirmed"}
+    assert host.confirms == ["n0nce"]
+
+
+def test_a_host_that_never_writes_again_is_outcome_unknown() -> None:
+    seen: list[Any] = []
+    with pytest.raises(OutcomeUnknown, match="cannot be followed"):
+        following(Host(*[[READ_ONLY]] * 9), seen).to_the_end()
+    assert "Read-only" in seen[0]["text"]
 
 
 def test_a_line_that_stays_cut_is_outcome_unknown_with_the_deadline() -> None:

@@ -275,13 +275,23 @@ def locked(layout: Layout, who: str, wait_s: float = 0.5) -> Iterator[None]:
     The short default wait covers a reader that looks who holds it.
     """
     os.makedirs(layout.state, exist_ok=True)
-    fd = os.open(layout.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    fd = _open_lock(layout)
     try:
         _take(fd, layout, wait_s)
         _leave_note(fd, who)
         yield
     finally:
         os.close(fd)
+
+
+def _open_lock(layout: Layout) -> int:
+    try:
+        return os.open(layout.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    except OSError as error:
+        if error.errno != errno.EROFS or not os.path.exists(layout.lock):
+            raise
+    # flock(2) asks for no write: a look at a read-only host must not fail for its lock
+    return os.open(layout.lock, os.O_RDONLY | os.O_CLOEXEC)
 
 
 def _leave_note(fd: int, who: str) -> None:
@@ -296,7 +306,7 @@ def _leave_note(fd: int, who: str) -> None:
 def holder(layout: Layout) -> Optional[str]:
     """Who holds the lock now, in words; None where nobody does."""
     try:
-        fd = os.open(layout.lock, os.O_RDWR | os.O_CLOEXEC)
+        fd = os.open(layout.lock, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
         return None
     try:

@@ -59,7 +59,13 @@ def main(argv: List[str], stdin: Optional[BinaryIO] = None) -> int:
         return REFUSED
     except Exception as error:
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
-            emit({"ev": "result", "ok": False, "error": rollout.no_room(error).fields})
+            emit(
+                {
+                    "ev": "result",
+                    "ok": False,
+                    "error": rollout.no_room(error, _WITHOUT_ROOM.get(args.op, _GOES_ON)).fields,
+                }
+            )
             return REFUSED
         # The frame must close whatever happens: an operator's line without an answer says nothing.
         _crashed(error)
@@ -244,6 +250,11 @@ OPS: Dict[str, Op] = {
     "history": _history,
     "logs": _logs,
 }
+
+
+#: What a write that failed means, by the call that failed of it.
+_GOES_ON = "the call changed nothing; a rollout that is on its way goes on, and what serves says `status`"
+_WITHOUT_ROOM = dict.fromkeys(("push", "begin", "hold", "unhold", "adopt-baseline"), "nothing was stopped")
 
 
 def _crashed(error: Exception) -> None:

@@ -316,13 +316,13 @@ def _reserve(txn: Txn, release: str, undo: Optional[str]) -> None:
         raise no_room(error) from None
 
 
-def no_room(error: OSError) -> AgentError:
+def no_room(error: OSError, meaning: str = "nothing was stopped") -> AgentError:
     """What an operator reads of a disk that is full or read-only."""
     return AgentError(
         "precondition",
         f"the host takes no write: {error.strerror}",
         evidence=error.filename and str(error.filename),
-        meaning="nothing was stopped",
+        meaning=meaning,
         next="df, mount, on the host; then type the same command again",
     )
 

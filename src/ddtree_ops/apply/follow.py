@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
-from ddtree_ops.apply.agent import AgentClient, AgentSilent
+from ddtree_ops.apply.agent import AgentClient
 from ddtree_ops.core.errors import (
     Detached,
     OpsError,
@@ -30,7 +30,8 @@ _RETRY_S = (0.5, 1.0, 2.0, 4.0, 8.0, 8.0, 8.0)
 @dataclass
 class Following:
     """One transaction as an operator sees it. `connect` opens a fresh connection each time it is called; `begun` is
-    False where the reply of `begin` was lost, so that the host may not know the transaction at all."""
+    False where the reply of `begin` was lost, so that the host may not know the transaction at all; `owed`: the host
+    could not take the confirm."""
 
     connect: Connect
     host: str
@@ -43,6 +44,7 @@ class Following:
     seen: int = 0
     last_state: str = "STAGED"
     aborting: bool = False
+    owed: bool = False
 
     def to_the_end(self) -> dict[str, Any]:
         """Follow until the transaction ends; confirm when it is gated. Returns its outcome.
@@ -57,7 +59,8 @@ class Following:
                 if outcome is not None:
                     return outcome
                 retries = iter(_RETRY_S)
-            except (Unreachable, AgentSilent) as error:
+            except (Unreachable, PreconditionFailed) as error:
+                # Whatever keeps us from looking, a full disk there included, the rollout goes on without us.
                 self._pause(retries, error)
             except UsageProblem as error:
                 if self.begun:
@@ -81,6 +84,8 @@ class Following:
                 if event["ev"] == "result":
                     return self._result(event)
                 if event["ev"] == "beat":
+                    if self.owed and not self.aborting:
+                        self._confirm()
                     continue
                 self.seen += 1
                 self.begun = True
@@ -98,13 +103,15 @@ class Following:
 
     def _confirm(self) -> None:
         # Over a fresh connection: that the operator still reaches the host is what a confirm proves.
+        self.owed = False
         try:
             with self.connect() as fresh:
                 fresh.call("confirm", {"txn": self.txn, "nonce": self.nonce})
         except Unreachable:
             raise
         except OpsError as error:
-            # It ended meanwhile, or the host could not write: the events to come say how it goes on.
+            # It ended meanwhile, and the events to come say how; or the host could not write, and soon can.
+            self.owed = isinstance(error, PreconditionFailed)
             self.on_event({"ev": "note", "text": f"not confirmed: {error.what}"})
 
     def _result(self, event: dict[str, Any]) -> dict[str, Any]:
@@ -120,12 +127,14 @@ class Following:
         return outcome
 
     def _pause(self, retries: Iterator[float], error: OpsError) -> None:
-        self.on_event({"ev": "note", "text": f"the line is cut ({error.what.splitlines()[0]}); trying again"})
+        cut = isinstance(error, Unreachable)
+        said = "the line is cut" if cut else "the rollout cannot be followed"
+        self.on_event({"ev": "note", "text": f"{said} ({error.what.splitlines()[0]}); trying again"})
         try:
             time.sleep(next(retries))
         except StopIteration:
             raise OutcomeUnknown(
-                "the line to the host is cut and stays cut",
+                "the line to the host is cut and stays cut" if cut else "the rollout cannot be followed",
                 host=self.host,
                 evidence=error.what,
                 meaning=f"the rollout goes on without us; it was {self.last_state}. "
