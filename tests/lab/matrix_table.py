@@ -94,6 +94,19 @@ _TOUCHED = {
     "EROFS /etc": "RB 10",
     "2nd operator": "NEW 0",
 }
+#: The call that hands the rollout to the host has arrived; whether it outlives its line is the host's affair.
+_BEGIN = {
+    "SIGINT": "RB 10 | OLD 3 | OLD 130 | OLD 13",
+    "SIGINT twice": "RB 130 | OLD 130",
+    "operator SIGKILL": "RB - | OLD -",
+    "SSH reset": "NEW 0 | OLD 13",
+    "cut 3 s": "NEW 0 | OLD 13",
+    "black hole": "RB 10 | RB 14 | OLD 13",
+    "agent SIGKILL": "OLD 13 | OLD 3",
+    "host crash": "RB 10 | OLD 13",
+    "reboot": "RB 10 | OLD 13 | OLD 3",
+    "2nd operator": "NEW 0",
+}
 #: Nothing is stopped yet: an end here may leave the old service as it is, and says so.
 _ARMED = {
     **_TOUCHED,
@@ -156,6 +169,7 @@ TABLE: list[Case] = [
     *_cells("P0 facts, P1 preflight", _BEFORE),
     *_cells("P2 upload 25 %, P2 upload 50 %, P2 upload 99 %", _PUSH, bulk=True),
     *_cells("P3 verify, P3 renamed", _SEALED, bulk=True),
+    *_cells("P3 begin", _BEGIN),
     *_cells("P4 armed, P4 written ahead", _ARMED),
     *_cells("P5 draining", _ARMED, drain=True),
     *_cells("P5 drained, P6 stopped, P7 trial in place, P8 switched", _TOUCHED),
@@ -181,6 +195,7 @@ EVERY_RUN: dict[str, str] = {
     "P2 upload 99 %": "host crash",
     "P3 verify": "agent SIGKILL",
     "P3 renamed": "EROFS /opt",
+    "P3 begin": "SSH reset",
     "P4 armed": "SIGINT, host crash",
     "P4 written ahead": "agent SIGKILL",
     "P5 draining": "agent SIGKILL, host crash",

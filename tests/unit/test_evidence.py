@@ -52,7 +52,7 @@ def test_the_tail_ends_where_the_rollback_began(tmp_path: Path, log: Path) -> No
 
 def test_secrets_are_blanked(tmp_path: Path, log: Path) -> None:
     txn = failed(tmp_path, log)
-    secrets = Path(txn.layout.secrets)
+    secrets = Path(txn.layout.secrets("ab"))
     secrets.parent.mkdir(parents=True)
     secrets.write_text('ANY="can\\"ary-1234"\n')
     log.write_text('started with can"ary-1234\n--api-key sesame-5678\nhf_abcdefghijklmnopqrst\n')

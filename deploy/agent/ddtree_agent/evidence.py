@@ -1,5 +1,6 @@
 """What is kept of a release that failed: its manifest, the report, and the last lines that its run wrote."""
 
+import glob
 import json
 import os
 from typing import Any, Dict, List, Tuple
@@ -62,11 +63,13 @@ def blanked(layout: Layout, text: str) -> str:
 
 
 def _stored(layout: Layout) -> List[str]:
-    try:
-        with open(layout.secrets, encoding="utf-8", errors="replace") as file:
-            lines = [line.rstrip("\n").split("=", 1) for line in file if "=" in line]
-    except OSError:
-        return []
+    lines: List[List[str]] = []
+    for path in glob.glob(layout.secrets("*")):
+        try:
+            with open(path, encoding="utf-8", errors="replace") as file:
+                lines += [line.rstrip("\n").split("=", 1) for line in file if "=" in line]
+        except OSError:
+            continue
     return [value.strip('"').replace('\\"', '"').replace("\\\\", "\\") for _, value in lines]
 
 

@@ -23,6 +23,7 @@ KEPT = "50-ddtree.conf"
 #: Where a release's own digest stands in its drop-in until the host fills it in (the digest covers the text).
 PLACEHOLDER = "@RELEASE@"
 BASELINE = "baseline"
+SECRETS = f"secrets-{PLACEHOLDER}.env"
 _TEMP = ".ddtree-"
 
 
@@ -43,7 +44,6 @@ class Layout:
         self.confirmed = os.path.join(self.state, "confirmed")
         self.history = os.path.join(self.state, "history.jsonl")
         self.lock = os.path.join(self.state, "lock")
-        self.secrets = self._at(ETC, "secrets.env")
         self.trial = self._at("/run/systemd/system", self.service + ".d", TRIAL)
         self.kept = self._at("/etc/systemd/system", self.service + ".d", KEPT)
 
@@ -56,9 +56,20 @@ class Layout:
             raise AgentError("usage", f"{digest!r} is no release digest")
         return os.path.join(self.releases, digest)
 
+    def secrets(self, digest: str) -> str:
+        """The 0600 file from which a release's unit reads its keys: a push must not change another release's."""
+        return self._at(ETC, SECRETS.replace(PLACEHOLDER, digest))
+
     def staged(self, txn_id: str) -> str:
         """Where a push builds its release. Named by service too: each service sweeps only its own."""
         return os.path.join(self.staging, f"{txn_id}.{self.service}")
+
+    def services(self) -> "List[Layout]":
+        """Every service that has ever been ours here, this one included, always in the same order."""
+        root, names = self._at(VAR), {self.service}
+        if os.path.isdir(root):
+            names |= {n for n in os.listdir(root) if n[0] != "." and os.path.isdir(os.path.join(root, n))}
+        return [Layout(name, self.root) for name in sorted(names)]
 
     def txn(self, txn_id: str) -> str:
         """The directory of a transaction."""
@@ -275,6 +286,7 @@ def locked(layout: Layout, who: str, wait_s: float = 0.5) -> Iterator[None]:
     The short default wait covers a reader that looks who holds it.
     """
     os.makedirs(layout.state, exist_ok=True)
+    _close_to_others(layout.state)
     fd = _open_lock(layout)
     try:
         _take(fd, layout, wait_s)
@@ -282,6 +294,15 @@ def locked(layout: Layout, who: str, wait_s: float = 0.5) -> Iterator[None]:
         yield
     finally:
         os.close(fd)
+
+
+def _close_to_others(folder: str) -> None:
+    """flock(2) asks for no more than an open file: whoever could open the lock could keep it from us."""
+    try:
+        if os.stat(folder).st_mode & 0o077:
+            os.chmod(folder, 0o700)
+    except OSError:
+        pass  # a read-only disk
 
 
 def _open_lock(layout: Layout) -> int:
@@ -310,7 +331,7 @@ def holder(layout: Layout) -> Optional[str]:
     except FileNotFoundError:
         return None
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)  # two who look do not see each other
         return None
     except BlockingIOError:
         return _owner(fd)

@@ -5,7 +5,7 @@ import errno
 import os
 import sys
 import traceback
-from typing import Any, BinaryIO, Callable, Dict, List, Optional
+from typing import Any, BinaryIO, Callable, Dict, List, Optional, cast
 
 from . import (
     collect,
@@ -29,7 +29,7 @@ from . import follow as following
 from . import layout as paths
 from .journal import Txn, open_txn
 from .layout import Layout, locked, write_atomic
-from .wire import REFUSED, AgentError, emit, read_request, result
+from .wire import REFUSED, AgentError, Patient, emit, read_request, result
 
 Op = Callable[[Dict[str, Any], BinaryIO], None]
 
@@ -88,16 +88,17 @@ def _layout(request: Dict[str, Any]) -> Layout:
 
 def _push(request: Dict[str, Any], payload: BinaryIO) -> None:
     layout, manifest = _layout(request), request["manifest"]
+    line = cast(BinaryIO, Patient(payload))  # the lock is ours while it travels
     with locked(layout, f"push by {request['who']}"):
         hold.refuse(layout)
         install.installed(layout, archive(), request["agent"])
         rollout.settle(layout)
-        store.sweep_staging(layout)
-        keep = decided.keep(layout)
-        store.stage(layout, request["txn"], manifest, payload)
+        store.sweep(layout)
+        keep = decided.keep_all(layout)
+        store.stage(layout, request["txn"], manifest, line)
         os.utime(layout.release(manifest["release"]))  # the newest one: gc leaves it alone until it is begun
         if request.get("secrets"):
-            write_secrets(layout, request["secrets"])
+            write_secrets(layout, manifest["release"], request["secrets"])
         report = smoke.smoke({**request["smoke"], "release": manifest["release"], "service": layout.service})
         if not report["ok"]:
             _refuse_going_down()
@@ -123,18 +124,11 @@ def _refuse_going_down() -> None:
         )
 
 
-def write_secrets(layout: Layout, new: Dict[str, str]) -> None:
-    """Add to the 0600 file that units read their keys from. Names that are there stay: the confirmed release, the
-    one before it and other services of this host may refer to them."""
-    lines: Dict[str, str] = {}
-    try:
-        with open(layout.secrets, encoding="utf-8") as file:
-            lines = {line.split("=", 1)[0]: line for line in file}
-    except FileNotFoundError:
-        pass
-    for name, value in new.items():
-        lines[name] = name + '="' + value.replace("\\", "\\\\").replace('"', '\\"') + '"\n'
-    write_atomic(layout.secrets, "".join(lines[name] for name in sorted(lines)).encode(), mode=0o600)
+def write_secrets(layout: Layout, release: str, new: Dict[str, str]) -> None:
+    """The 0600 file from which the release's unit reads its keys."""
+    quoted = {name: value.replace("\\", "\\\\").replace('"', '\\"') for name, value in new.items()}
+    text = "".join(f'{name}="{value}"\n' for name, value in sorted(quoted.items()))
+    write_atomic(layout.secrets(release), text.encode(), mode=0o600)
 
 
 def _begin(request: Dict[str, Any], _: BinaryIO) -> None:
@@ -151,7 +145,9 @@ def _current(request: Dict[str, Any]) -> Layout:
 
 
 def _follow(request: Dict[str, Any], _: BinaryIO) -> None:
-    following.follow(Txn(_current(request), request["txn"]), int(request.get("skip", 0)))
+    txn = Txn(_current(request), request["txn"])
+    following.await_begin(txn)
+    following.follow(txn, int(request.get("skip", 0)))
 
 
 def _confirm(request: Dict[str, Any], _: BinaryIO) -> None:
