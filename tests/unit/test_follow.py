@@ -16,6 +16,7 @@ from ddtree_ops.core.errors import (
     RollbackFailed,
     RolledBack,
     Unreachable,
+    UsageProblem,
 )
 
 pytestmark = pytest.mark.tier("main")
@@ -32,6 +33,7 @@ class Host:
         self.confirms: list[str] = []
         self.aborts = 0
         self.confirm_fails: list[Exception] = []
+        self.abort_fails: list[Exception] = []
 
     @contextmanager
     def connect(self) -> Iterator[Any]:
@@ -46,6 +48,8 @@ class Host:
 
     def call(self, op: str, request: dict[str, Any]) -> dict[str, Any]:
         if op == "abort":
+            if self.abort_fails:
+                raise self.abort_fails.pop(0)
             self.aborts += 1
             return {}
         assert op == "confirm"
@@ -88,6 +92,30 @@ def test_a_confirm_that_comes_too_late_leaves_the_word_to_the_host() -> None:
     host = Host([GATED, rolled])
     host.confirm_fails = [RolledBack("too late")]
     assert following(host, []).to_the_end()["outcome"] == "rolled-back"
+
+
+def test_an_interrupt_whose_abort_is_lost_is_asked_again() -> None:
+    rolled = {"ev": "result", "ok": True, "outcome": {"outcome": "rolled-back"}}
+    host = Host([KeyboardInterrupt()], [rolled])
+    host.abort_fails = [Unreachable("cut")]
+    assert following(host, []).to_the_end()["outcome"] == "rolled-back"
+    assert host.aborts == 1
+
+
+def test_what_the_host_never_took_on_is_told_apart_from_a_rollback() -> None:
+    for nonce, words in (("n0nce", "meaning: nothing changed\n"), ("", "may have been ended by it")):
+        one = following(Host([UsageProblem("there is no rollout t1")]), [])
+        one.begun, one.nonce = False, nonce
+        with pytest.raises(Unreachable) as seen:
+            one.to_the_end()
+        assert words.removeprefix("meaning: ").strip() in str(seen.value)
+
+
+def test_an_undo_that_nobody_follows_is_not_said_to_roll_back() -> None:
+    one = following(Host(*[[Unreachable("cut")]] * 9), [])
+    one.nonce = ""
+    with pytest.raises(OutcomeUnknown, match="needs no confirm"):
+        one.to_the_end()
 
 
 READ_ONLY = PreconditionFailed(
