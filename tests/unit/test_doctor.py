@@ -327,3 +327,15 @@ def test_the_refusal_counts_the_others() -> None:
     assert error is not None
     assert "1 more: unit" in error.what
     assert error.serving == "release 9c1e"
+
+
+def test_a_unit_that_no_boot_starts_is_a_warning() -> None:
+    recorded = {**RECORDED, "unit": {**RECORDED["unit"], "enabled": "disabled"}}
+    found = only(
+        judge(
+            lambda p: p["service"].update(unit_file_state="disabled"),
+            Wanted("ct129", "sglang.service", recorded=recorded),
+        )
+    )
+    assert (found.rule, found.level) == ("unit", Level.WARN)
+    assert "after a reboot nothing starts it" in found.evidence

@@ -55,11 +55,25 @@ def scrub(layout: Layout, text: str) -> str:
 
 def blanked(layout: Layout, text: str) -> str:
     """With every secret of this host's service blanked: the engine prints its own API key when it starts."""
-    values = [value.split()[-1] for value in service.headers(layout.service).values()] + _stored(layout)
-    for value in sorted(values, key=len, reverse=True):
-        if len(value) >= 4:  # shorter ones would blot out ordinary text
-            text = text.replace(value, "***")
+    for value in hidden(layout):
+        text = text.replace(value, "***")
     return text
+
+
+def told(layout: Layout, event: Dict[str, Any]) -> Dict[str, Any]:
+    """An event or failure as it may be kept and told: a line of the log that it quotes may hold a key."""
+    text = json.dumps(event)
+    for value in hidden(layout):
+        text = text.replace(json.dumps(value)[1:-1], "***")
+    clear: Dict[str, Any] = json.loads(text)
+    return clear
+
+
+def hidden(layout: Layout) -> List[str]:
+    """The values that nobody may read, the longest first."""
+    values = [value.split()[-1] for value in service.headers(layout.service).values()] + _stored(layout)
+    # shorter ones would blot out ordinary text
+    return sorted({value for value in values if len(value) >= 4}, key=len, reverse=True)
 
 
 def _stored(layout: Layout) -> List[str]:

@@ -71,7 +71,13 @@ class Txn:
         return time.time() - float(self._read().get("t", 0))
 
     def _read(self) -> Dict[str, Any]:
-        found = read_json(self._state_path)
+        try:
+            found = read_json(self._state_path)
+        except AgentError:
+            # One damaged record must not keep every verb off the host: what has an outcome has ended, and what may
+            # not have is taken back.
+            ended = os.path.exists(os.path.join(self.dir, "outcome.json"))
+            return {"state": "ROLLED_BACK" if ended else "ROLLING_BACK"}
         return found if isinstance(found, dict) else {"state": "PREPARED"}
 
     @contextmanager

@@ -238,7 +238,7 @@ def measures(txn: Txn) -> Dict[str, Any]:
 
 def failure_of(txn: Txn, reason: str, hint: str, line: Optional[str] = None) -> Failure:
     """A failure in the shape of the watch's verdicts, for what the watch does not judge."""
-    shown = clean(line) if line else None
+    shown = clean(evidence.blanked(txn.layout, line)) if line else None
     return {
         "verdict": "FAIL",
         "reason": reason,

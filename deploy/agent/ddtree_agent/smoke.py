@@ -8,7 +8,7 @@ import subprocess
 import time
 from typing import Any, Dict, List, Optional, Tuple
 
-from . import caps, probe, probe_unit, smoke_inner, systemd, unitenv
+from . import caps, evidence, probe, probe_unit, smoke_inner, systemd, unitenv
 from .layout import PLACEHOLDER, Layout
 from .wire import AgentError
 
@@ -56,7 +56,8 @@ def smoke(request: Dict[str, Any]) -> Dict[str, Any]:
         systemd.ctl("kill", "--signal=KILL", unit, timeout=10)  # a no-op where it ended by itself
     report = judge(status, out, err, time.monotonic() - started >= limit)
     report["seconds"] = round(time.monotonic() - started, 1)
-    return redacted(report, secrets(dict(_held(layout, request["release"], show), **env), launch.args))
+    told = secrets(dict(_held(layout, request["release"], show), **env), launch.args)
+    return redacted(report, [*told, *evidence.hidden(layout)])
 
 
 def _secrets(layout: Layout, release: str) -> List[str]:

@@ -206,7 +206,11 @@ def judge(host: str, outcome: dict[str, Any], wanted: str) -> None:
     if outcome.get("touched") is False:
         raise PreconditionFailed(
             f"the rollout ended before anything was touched: {failure.get('hint')}",
-            **{**fields, "meaning": "the old service was not stopped", "serving": f"{serving}, as before"},
+            **{
+                **fields,
+                "meaning": "the old service was not stopped",
+                "serving": f"{serving or 'nothing'}, as before",
+            },
         )
     if outcome["outcome"] == "rolled-back":
         as_before = (
