@@ -106,8 +106,10 @@ def refusal(
         return None
     if mode is not None and all(stop.rule in DRIFT for stop in stops):
         return _unknown_state(stops, host, serving, mode)
-    first = stops[0]
-    rest = f"; {len(stops) - 1} more: {', '.join(sorted({s.rule for s in stops[1:]}))}" if stops[1:] else ""
+    # A rollout on its way explains much of what else looks wrong: its trial, say, that is not loaded yet.
+    first = next((stop for stop in stops if stop.rule == "transaction"), stops[0])
+    others = sorted({stop.rule for stop in stops if stop is not first})
+    rest = f"; {len(stops) - 1} more: {', '.join(others)}" if others else ""
     kind = HostLocked if first.rule == "transaction" else PreconditionFailed
     return kind(
         f"preflight: {first.evidence}{rest}",
