@@ -5,10 +5,24 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import entries
 import pytest
+from entries import (
+    Entry,
+    HealthyLog,
+    Problems,
+    Variation,
+    findings,
+    healthy_logs,
+    judge_facts,
+    judge_log,
+    load,
+    log_alarm,
+    reports,
+    variations,
+)
 
-import catalogue
-from catalogue import Entry, Problems, Variation, findings, judge_facts, judge_log, load, reports, variations
+from ddtree_ops.cli.app import Verbs
 from ddtree_ops.core.doctor import blocked
 from ddtree_ops.core.finding import Level
 
@@ -39,6 +53,12 @@ def test_no_rule_blocks_a_healthy_host_that_is_different(variation: Variation) -
     assert blocked(findings(variation.facts, variation.on, variation.wanted)) == []
 
 
+@pytest.mark.skipif("diagnose" not in Verbs.table, reason="diagnose is being written")
+@pytest.mark.parametrize("log", healthy_logs(), ids=lambda log: log.file.rpartition("/")[2])
+def test_diagnose_fails_no_healthy_start(log: HealthyLog) -> None:
+    assert log_alarm(log) is None
+
+
 def test_all_173_open_reports_are_listed() -> None:
     assert len(reports()) == 173
     assert {kind for _, kind in reports().values()} == {"block", "warn", "-"}
@@ -57,8 +77,8 @@ GOOD = """
 
 
 def _load(directory: Path, text: str, monkeypatch: pytest.MonkeyPatch, log: str | None = None) -> list[Entry]:
-    monkeypatch.setattr(catalogue, "BEING_WRITTEN", frozenset(catalogue.families()) - {"LXC"})
-    monkeypatch.setattr(catalogue, "reports", lambda: {"F076": ("LXC", "block")})
+    monkeypatch.setattr(entries, "BEING_WRITTEN", frozenset(entries.families()) - {"LXC"})
+    monkeypatch.setattr(entries, "reports", lambda: {"F076": ("LXC", "block")})
     (directory / "LXC.yaml").write_text(text)
     if log:
         (directory / "LXC.log.yaml").write_text(log)
@@ -97,6 +117,16 @@ def test_a_wrong_entry_is_named_with_its_file(
 ) -> None:
     with pytest.raises(Problems, match=re.escape(said)):
         _load(tmp_path, text, monkeypatch)
+
+
+def test_an_entry_in_words_alone_waits_until_its_family_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = "- id: F076\n  paraphrase: the unit's user may not open the device nodes\n"
+    with pytest.raises(Problems, match="F076: covered: Field required"):
+        _load(tmp_path, words, monkeypatch)
+    monkeypatch.setattr(entries, "BEING_WRITTEN", frozenset({"LXC"}))
+    assert load(tmp_path) == []
 
 
 def test_a_log_half_joins_its_entry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

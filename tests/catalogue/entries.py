@@ -148,8 +148,10 @@ def _join(path: Path, item: dict[str, Any], entry: dict[str, Any], problems: lis
 
 def _entry(key: str, raw: dict[str, Any], problems: list[str]) -> Entry | None:
     where = f"{reports()[key][0]}.yaml: {key}"
+    if "covered" not in raw and "log" not in raw and reports()[key][0] in BEING_WRITTEN:
+        return None  # so far in words alone
     # What is there counts: a log half may come for a report whose other file says `facts` or `no`.
-    if "log" in raw and raw.get("covered") in ("facts", "no"):
+    if "log" in raw and raw.get("covered") in (None, "facts", "no"):
         raw = {**raw, "covered": "both" if "facts" in raw else "log"}
     try:
         entry = Entry.model_validate(raw)
@@ -243,6 +245,29 @@ def diagnose(text: str) -> dict[str, Any]:
     if not out.getvalue():
         raise RuntimeError(f"diagnose printed no document: {err.getvalue()[:300]}")
     return dict(json.loads(out.getvalue()))
+
+
+class HealthyLog(BaseModel):
+    """A real log of a start that went well. seen: on what it was seen."""
+
+    model_config = ConfigDict(extra="forbid")
+    file: str
+    seen: str = Field(min_length=10)
+
+
+def healthy_logs(directory: Path = HERE) -> list[HealthyLog]:
+    """The logs of healthy_logs.yaml. Raises ValidationError."""
+    path = directory / "healthy_logs.yaml"
+    items = YAML(typ="safe").load(path.read_text(encoding="utf-8")) if path.exists() else []
+    return [HealthyLog.model_validate(item) for item in items]
+
+
+def log_alarm(log: HealthyLog) -> str | None:
+    """What `diagnose` holds against a healthy start; None where that is nothing."""
+    said = diagnose((ROOT / log.file).read_text(encoding="utf-8", errors="replace"))
+    if said.get("verdict") != "FAIL":
+        return None
+    return f"{log.file}: FAIL {said.get('reason')}: {said.get('line')}"
 
 
 def _said(seen: Sequence[Finding]) -> str:
