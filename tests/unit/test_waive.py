@@ -5,12 +5,14 @@ from __future__ import annotations
 import dataclasses
 import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from healthy import HEALTHY_H200, WANTED, overlaid
 
 from ddtree_agent import outcome
+from ddtree_ops.apply.deploy import Order, begin_request
 from ddtree_ops.cli.history import describe as told
 from ddtree_ops.cli.plan import describe as shown
 from ddtree_ops.config import ConfigProblem, HostConfig, load_inventory
@@ -90,7 +92,12 @@ def test_plan_and_history_tell_it() -> None:
         "serving": "aa", "waived": ["port: moved soon (held by x)"],
     }  # fmt: skip
     assert "waived: port: moved soon (held by x)" in told(entry)
-    assert "waived" in outcome._ASKED  # what the host keeps of the request
+    prepared: Any = SimpleNamespace(
+        plan=plan, endpoint=SimpleNamespace(to_json=dict), host=HostConfig(name="h"), expect_state={}, proven_by=None,
+        gate=False,
+    )  # fmt: skip
+    assert begin_request(prepared, "t", "n", "lena", Order("x"))["waived"] == plan.waived
+    assert "waived" in outcome._ASKED  # what the host keeps of that request
 
 
 def test_every_rule_that_is_named_anywhere_can_be_explained_and_no_other() -> None:
