@@ -17,7 +17,7 @@ from .wire import AgentError
 HEALTHY: Dict[str, Any] = {"state": {}}
 Failure = Dict[str, Any]
 #: What a record keeps of the intent. `from`: the release confirmed before; `origin`: the operator's address.
-_ASKED = ("txn", "kind", "release", "mode", "from", "who", "origin", "why", "adopted")
+_ASKED = ("txn", "kind", "release", "mode", "from", "who", "origin", "why", "adopted", "waived")
 
 
 def confirm(txn: Txn, nonce: str) -> Dict[str, Any]:

@@ -115,6 +115,7 @@ def begin_request(prepared: Prepared, txn: str, nonce: str, operator: str, order
         "who": operator,
         "why": order.why,
         "adopted": [*order.adopted],
+        "waived": [*prepared.plan.waived],
         "agent": agentzip.digest(),
         "release": prepared.plan.release,
         "mode": prepared.plan.mode,
