@@ -149,7 +149,7 @@ _GC = {
     "black hole": "OLD 14",
     "agent SIGKILL": "RS 14",
     "host crash": "RS 14",
-    "reboot": "RS 14 | OLD 14",
+    "reboot": "RS 14 | OLD 14 | OLD 0",
     "EROFS /opt": "RS 3",
     "2nd operator": "OLD 0",
 }
