@@ -263,5 +263,5 @@ class CutLine:
 @pytest.mark.parametrize(("dry_run", "kind"), [(False, OutcomeUnknown), (True, Unreachable)])
 def test_a_cut_line_is_no_promise_that_nothing_was_removed(dry_run: bool, kind: type[Exception]) -> None:
     host = HostConfig(name="ct", address="ct")
-    with pytest.raises(kind, match="line was cut|connection broke"):
+    with pytest.raises(kind, match=r"line was cut|connection broke"):
         apply_gc.gc(host, CutLine(), keep=3, failed_bytes=0, dry_run=dry_run)  # type: ignore[arg-type]
