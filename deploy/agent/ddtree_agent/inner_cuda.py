@@ -23,13 +23,16 @@ MAJOR, MINOR = 75, 76
 
 
 def collect(argument: Any) -> Dict[str, Any]:
-    """argument: {"symbols": [driver symbol], "need": GPUs that the server takes, "base": the first of them} or None.
+    """argument: {"symbols": [driver symbol], "need": GPUs that the server takes, "base": the first of them};
+    None for a server on CPUs.
 
     Returns {libcuda, libnvml: {path, version, error}, compat, nodes: {path: errno name or null}, symbols: {name: bool},
     init, driver_cuda, count, devices: [{index, cc, name, step, code, total}], visible}. init: cuInit's code, null
     where libcuda did not load; step, code: where a device failed; code 0: it worked.
     """
-    asked = argument or {}
+    if argument is None:
+        return {"error": "not asked: --device cpu"}
+    asked = argument
     found: Dict[str, Any] = {
         "nodes": opened(),
         "compat": compat(os.environ.get("LD_LIBRARY_PATH", "")),
@@ -94,7 +97,7 @@ def device(cuda: Any, index: int, whole: bool) -> Dict[str, Any]:
         ("cuCtxSetCurrent", lambda: cuda.cuCtxSetCurrent(context)),
         ("cuMemAlloc", lambda: cuda.cuMemAlloc_v2(ctypes.byref(memory), size)),
         ("cuMemsetD8", lambda: cuda.cuMemsetD8_v2(memory, ctypes.c_ubyte(0x5A), size)),
-        ("cuCtxSynchronize", lambda: cuda.cuCtxSynchronize()),
+        ("cuCtxSynchronize", cuda.cuCtxSynchronize),
     ]
     for step, call in steps:
         code = call()

@@ -102,14 +102,14 @@ def peer(cuda: Any, one: int, other: int) -> Dict[str, Any]:
                 lambda i=i: cuda.cuCtxSetCurrent(contexts[i]),
                 lambda i=i: cuda.cuMemAlloc_v2(ctypes.byref(memory[i]), ctypes.c_size_t(size)),
                 lambda i=i: cuda.cuMemsetD8_v2(memory[i], ctypes.c_ubyte(0x11), ctypes.c_size_t(size)),
-                lambda: cuda.cuCtxSynchronize(),
+                cuda.cuCtxSynchronize,
             )
         code = code or run(
             lambda: cuda.cuCtxSetCurrent(contexts[0]),
             lambda: _already(cuda.cuCtxEnablePeerAccess(contexts[1], 0)),
             # A store from the first GPU into the other's memory: a copy could be staged through the host.
             lambda: cuda.cuMemsetD8_v2(memory[1], ctypes.c_ubyte(0xA5), ctypes.c_size_t(size)),
-            lambda: cuda.cuCtxSynchronize(),
+            cuda.cuCtxSynchronize,
             lambda: cuda.cuCtxSetCurrent(contexts[1]),
             lambda: cuda.cuMemcpyDtoH_v2(out, memory[1], ctypes.c_size_t(size)),
         )

@@ -125,7 +125,7 @@ def _made(kind: str, text: str, code: Optional[int], bus: Optional[str], detail:
 
 
 def _action(rest: str) -> str:
-    """What Xid 154 says is now needed: the state after "to" in "changed from 0x0 (None) to 0x1 (GPU Reset Required)"."""
+    """What Xid 154 says is needed now: the state after "to" in "changed from 0x0 (None) to 0x1 (GPU Reset)"."""
     found = re.search(r"to \S+ \(([^)]*)\)", rest)
     return found.group(1) if found else ""
 

@@ -1,4 +1,4 @@
-"""nvidia-smi, asked in small groups and read without trust: one unknown field empties a whole answer, and it may hang."""
+"""nvidia-smi, asked in small groups and read without trust: one unknown field empties an answer, and it may hang."""
 
 import os
 import re
@@ -99,7 +99,7 @@ def unknown_field(text: str) -> bool:
     return "is not a valid field to query" in text
 
 
-def read(text: str, keys: Tuple[str, ...]) -> Tuple[List[Dict[str, Optional[str]]], List[str]]:
+def read(text: str, keys: Tuple[str, ...]) -> Tuple[List[Dict[str, str]], List[str]]:
     """Rows of `--format=csv,noheader,nounits`, and the lines between them that are none (a lost GPU's, warnings)."""
     rows, said = [], []
     for line in text.splitlines():

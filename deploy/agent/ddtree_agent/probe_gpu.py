@@ -1,5 +1,6 @@
-"""What the GPUs say of themselves: nvidia-smi's groups, the fabric manager, and the PCI bus, which a lost GPU leaves."""
+"""What the GPUs say of themselves: nvidia-smi, the fabric manager, and the PCI bus, which a lost GPU leaves."""
 
+import functools
 import glob
 import os
 import shutil
@@ -11,6 +12,8 @@ from . import nvidia_smi, systemd
 if TYPE_CHECKING:
     from .probe_areas import Context
 
+#: Driver functions that kernel wheels of the last years link against (failures.md F007).
+SYMBOLS = ["cuTensorMapEncodeTiled", "cuGreenCtxStreamCreate", "cuMulticastCreate"]
 _FABRIC_UNITS = ("nvidia-fabricmanager.service", "nvidia-fabricmanager-dev.service")
 _NVIDIA, _DISPLAY, _BRIDGE = "0x10de", ("0x0300", "0x0302"), "0x0680"
 
@@ -22,6 +25,8 @@ def gpus(context: "Context") -> Dict[str, Any]:
     A field that was not answered is absent. visible: CUDA_VISIBLE_DEVICES of the unit, null where it is not set. need:
     GPUs that the server takes on this host. first_ms: how long the first answer took.
     """
+    if on_cpu(context):
+        return {"error": "not asked: --device cpu"}
     found: Dict[str, Any] = {
         "visible": context.env.get("CUDA_VISIBLE_DEVICES"),
         "order": context.env.get("CUDA_DEVICE_ORDER"),
@@ -42,7 +47,7 @@ def gpus(context: "Context") -> Dict[str, Any]:
     if status == 124:  # it would only hang again
         return dict(answer, gpus=[], said=[f"nvidia-smi -L: {text}"])
     listed = [line for line in text.splitlines() if not line.startswith("GPU ") and line.strip()]
-    jobs = [lambda fields=fields: nvidia_smi.query(tool, "gpu", fields, 30.0) for fields in nvidia_smi.GROUPS]
+    jobs = [functools.partial(nvidia_smi.query, tool, "gpu", fields, 30.0) for fields in nvidia_smi.GROUPS]
     groups = [group for group in nvidia_smi.together(jobs, 32.0) if group is not None]
     cards, said = nvidia_smi.join([{"rows": [], "said": listed if status else []}, *groups])
     if status == 0 and groups and not cards:
@@ -69,6 +74,21 @@ def asked_for(context: "Context") -> Dict[str, Any]:
         "base": number(0, "--base-gpu-id"),
         "custom_all_reduce": "--disable-custom-all-reduce" not in launch.args,
     }
+
+
+def on_cpu(context: "Context") -> bool:
+    """Whether the server is told to leave the GPUs alone: then so do we."""
+    return context.launch is not None and context.launch.value("--device") == "cpu"
+
+
+def smoke_argument(context: "Context") -> Optional[Dict[str, Any]]:
+    """What inner_cuda.collect takes."""
+    return None if on_cpu(context) else dict(asked_for(context), symbols=SYMBOLS)
+
+
+def peer_argument(context: "Context") -> Dict[str, Any]:
+    """What inner_nccl.collect takes."""
+    return {"need": 1, "base": 0} if on_cpu(context) else asked_for(context)
 
 
 def pci(base: str = "/sys/bus/pci/devices") -> List[Dict[str, Any]]:

@@ -22,11 +22,11 @@ def topology(context: "Context") -> Dict[str, Any]:
     asked is False where the server takes one GPU: then nothing is measured. redirecting: PCI bridges with ACS
     redirection on; null where their configuration space cannot be read.
     """
-    from .probe_gpu import asked_for
+    from .probe_gpu import asked_for, on_cpu
 
     need = asked_for(context)["need"]
     tool = nvidia_smi.find()
-    if need is not None and need < 2:
+    if on_cpu(context) or (need is not None and need < 2):
         return {"asked": False}
     answer: Dict[str, Any] = {"asked": True, "links": None, "p2p": None}
     if tool is not None:

@@ -20,21 +20,61 @@ _UVM = (
 )
 #: CUresult -> (name, what it means, what helps): cuda.h, and what the reports say of each.
 MEANS: dict[int, tuple[str, str, str]] = {
-    3: ("not initialised", "the driver was not started in this process: its libraries are damaged or stubs", "ldconfig -p | grep libcuda, there"),
-    34: ("stub library", "the libcuda that loads is the toolkit's stub", "remove .../stubs from LD_LIBRARY_PATH of {service}"),
-    35: ("driver too old", "the driver is older than the CUDA runtime", "install a newer driver (in LXC: on the host first)"),
-    100: ("no device", "CUDA sees no GPU: CUDA_VISIBLE_DEVICES, MIG without a slice, or device nodes that this unit may not open", "CUDA_VISIBLE_DEVICES and DeviceAllow= of {service}; nvidia-smi -L, there"),
+    3: (
+        "not initialised",
+        "the driver was not started in this process: its libraries are damaged or stubs",
+        "ldconfig -p | grep libcuda, there",
+    ),
+    34: (
+        "stub library",
+        "the libcuda that loads is the toolkit's stub",
+        "remove .../stubs from LD_LIBRARY_PATH of {service}",
+    ),
+    35: (
+        "driver too old",
+        "the driver is older than the CUDA runtime",
+        "install a newer driver (in LXC: on the host first)",
+    ),
+    100: (
+        "no device",
+        "CUDA sees no GPU: CUDA_VISIBLE_DEVICES, MIG without a slice, or nodes that this unit may not open",
+        "CUDA_VISIBLE_DEVICES and DeviceAllow= of {service}; nvidia-smi -L, there",
+    ),
     101: ("invalid device", "a GPU that is listed cannot be opened", "dmesg | grep NVRM, there"),
-    214: ("uncorrectable ECC error", "a GPU's memory is failing", "nvidia-smi -q -d ECC, then nvidia-smi --gpu-reset, there"),
-    304: ("operating system call failed", "a device node could not be opened or mapped", "ls -l /dev/nvidia*, there; DeviceAllow= of {service}"),
+    214: (
+        "uncorrectable ECC error",
+        "a GPU's memory is failing",
+        "nvidia-smi -q -d ECC, then nvidia-smi --gpu-reset, there",
+    ),
+    304: (
+        "operating system call failed",
+        "a device node could not be opened or mapped",
+        "ls -l /dev/nvidia*, there; DeviceAllow= of {service}",
+    ),
     719: ("launch failed", "the GPU did not carry out a simple memset", "dmesg | grep Xid, there"),
     800: ("not permitted", "this process may not use CUDA here", "device rules (c 195:* rwm) and MPS, there"),
     801: ("not supported", "this GPU does not do that here (a vGPU or MIG profile)", "nvidia-smi -q, there"),
-    802: ("system not yet initialized", "the NVSwitch fabric is not ready: fabric manager not running, not finished, or of another version than the driver", "wait up to 120 s after a boot; systemctl status nvidia-fabricmanager (exactly the driver's version), there"),
-    803: ("driver/library version mismatch", "libcuda and the kernel module are of different versions", "reboot, or install the module's version of the libraries (in LXC: the host's)"),
-    804: ("forward compatibility on unsupported hardware", "a compat libcuda is used: only data-centre GPUs support that", "remove the compat directory from LD_LIBRARY_PATH of {service}, or install a newer driver"),
-    999: ("unknown error", "/dev/nvidia-uvm is missing, stale since a suspend, or made after this container started", _UVM),
-}  # fmt: skip
+    802: (
+        "system not yet initialized",
+        "the NVSwitch fabric is not ready: fabric manager not running, not finished, or not of the driver's version",
+        "wait up to 120 s after a boot; systemctl status nvidia-fabricmanager (exactly the driver's version), there",
+    ),
+    803: (
+        "driver/library version mismatch",
+        "libcuda and the kernel module are of different versions",
+        "reboot, or install the module's version of the libraries (in LXC: the host's)",
+    ),
+    804: (
+        "forward compatibility on unsupported hardware",
+        "a compat libcuda is used: only data-centre GPUs support that",
+        "remove the compat directory from LD_LIBRARY_PATH of {service}, or install a newer driver",
+    ),
+    999: (
+        "unknown error",
+        "/dev/nvidia-uvm is missing, stale since a suspend, or made after this container started",
+        _UVM,
+    ),
+}
 DATA_CENTRE = re.compile(
     r"\b([AHB][0-9]{2,3}|GB?[0-9]{3}|GH200|L4|L20|L40S?|T4|V100|P100|P40|P4|K80)\b|Tesla"
 )
@@ -171,7 +211,7 @@ def symbols(cuda: Cuda, live: Live, wanted: Wanted) -> list[Finding]:
         return []
     missing = sorted(name for name, there in cuda.symbols.items() if not there)
     if missing:
-        said = f"libcuda {cuda.libcuda.version or ''} lacks {', '.join(missing)}: kernel wheels that need it do not load"
+        said = f"libcuda {cuda.libcuda.version or ''} lacks {', '.join(missing)}: wheels that need it do not load"
         return [
             warn("driver-symbols", said, f"install a newer driver on {wanted.host}, or an older kernel wheel")
         ]
@@ -179,7 +219,7 @@ def symbols(cuda: Cuda, live: Live, wanted: Wanted) -> list[Finding]:
 
 
 def _parts(version: str) -> tuple[int, int]:
-    words = (version.split(".") + ["0"])[:2]
+    words = [*version.split("."), "0"][:2]
     return int(words[0]), int(words[1])
 
 

@@ -1,4 +1,4 @@
-"""CUDA as the service itself gets it: libraries its loader picks, nodes it may open, what a context on each GPU said."""
+"""CUDA as the service itself gets it: the libraries, the nodes it may open, what a context on each GPU said."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ddtree_ops.core.checks.rule import Section
-from ddtree_ops.core.facts_live import Unknown
+from ddtree_ops.core.facts_live import Live
 
 #: An answer that says "full" or "taken", not "broken": the running server holds the GPU.
 TAKEN = (2, 46)
@@ -74,11 +74,17 @@ def _library(raw: Mapping[str, Any]) -> Library:
     return Library(raw["path"], raw["version"], raw["error"])
 
 
-def works(cuda: Cuda | Unknown) -> bool:
+def works(cuda: Cuda) -> bool:
     """Whether CUDA started and every GPU that was tried answered (or is merely full, by the server that runs)."""
-    if isinstance(cuda, Unknown) or cuda.init != 0 or not cuda.count:
+    if cuda.init != 0 or not cuda.count:
         return False
     return all(device.code in (0, *TAKEN) for device in cuda.devices)
 
 
 CUDA = Section("cuda", Cuda, read, gpu=True)
+
+
+def cuda_works(live: Live) -> bool:
+    """The same, False where nobody knows."""
+    cuda = live.of(CUDA)
+    return isinstance(cuda, Cuda) and works(cuda)

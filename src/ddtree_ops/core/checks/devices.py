@@ -87,10 +87,8 @@ def nodes(devices: Devices, live: Live, wanted: Wanted) -> list[Finding]:
     uvm = f"nvidia-modprobe -c 0 -u on {host}, at boot before its containers start{again}"
     found, names = [], {node.path.rpartition("/")[2]: node for node in devices.nodes}
     control = (
-        f"pass /dev/nvidiactl into the container (c 195:* rwm)"
-        if boxed
-        else f"nvidia-modprobe -c 0 on {host}"
-    )  # noqa: F541
+        "pass /dev/nvidiactl into the container (c 195:* rwm)" if boxed else f"nvidia-modprobe -c 0 on {host}"
+    )
     for name, remedy in (("nvidiactl", control), ("nvidia-uvm", uvm)):
         if name not in names:
             said = f"/dev/{name} is missing"
@@ -212,7 +210,7 @@ def sandbox(devices: Devices, live: Live, wanted: Wanted) -> list[Finding]:
 
 
 def reload(devices: Devices, live: Live, wanted: Wanted) -> list[Finding]:
-    """Our daemon-reload makes systemd set device rules anew: containers whose nodes have no /dev/char link lose them."""
+    """Our daemon-reload sets device rules anew: containers whose nodes have no /dev/char link lose their GPUs."""
     bare = [node.path for node in devices.nodes if node.char and node.link is False]
     if not devices.engines or not bare:
         return (
@@ -251,7 +249,8 @@ def nested(devices: Devices, live: Live, wanted: Wanted) -> list[Finding]:
             )
         ]
     said = f"{devices.engines[0]} inside {driver.virt}: NVIDIA's runtime may not write devices.allow here"
-    remedy = f"no-cgroups = true in /etc/nvidia-container-runtime/config.toml on {wanted.host}, and pass the nodes by --device"
+    file = "/etc/nvidia-container-runtime/config.toml"
+    remedy = f"no-cgroups = true in {file} on {wanted.host}, and pass the nodes by --device"
     judge = block if devices.container_unit else warn
     return [judge("device-nested", said, remedy)]
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ddtree_ops.core.checks.cuda_facts import CUDA, Cuda, works
+from ddtree_ops.core.checks.cuda_facts import CUDA, Cuda, cuda_works
 from ddtree_ops.core.checks.rule import Rule, Section
 from ddtree_ops.core.facts_live import Live
 from ddtree_ops.core.finding import Finding, block, ok, warn
@@ -63,7 +63,7 @@ def module(driver: Driver, live: Live, wanted: Wanted) -> list[Finding]:
         where = "on the container's host" if inside(driver) else f"on {wanted.host}"
         said = "NVIDIA's kernel module is not loaded: /proc/driver/nvidia/version is absent"
         return [block("driver-module", said, f"modprobe nvidia {where} (dkms status, if it is not there)")]
-    if "nvidia_uvm" not in driver.modules and driver.modules and not works(live.of(CUDA)):
+    if "nvidia_uvm" not in driver.modules and driver.modules and not cuda_works(live):
         said = f"module {version} is loaded, nvidia_uvm is not: CUDA cannot start"
         return [
             warn(
@@ -125,9 +125,15 @@ def versions(driver: Driver, live: Live, wanted: Wanted) -> list[Finding]:
     if others:
         which = next(file for file in used if file.version != loaded)
         if inside(driver):
-            remedy = f"install driver {loaded} (the host's) in {wanted.host} with --no-kernel-modules: equal to the last digit"
+            remedy = (
+                f"install driver {loaded} (the host's) in {wanted.host} with --no-kernel-modules: equal to the last "
+                "digit"
+            )
         else:
-            remedy = f"reboot {wanted.host}, or load the new module; do not stop the running server before: it could not start again"
+            remedy = (
+                f"reboot {wanted.host}, or load the new module; do not stop the running server before: it could not "
+                "start again"
+            )
         said = f"{which.path} is version {others[0]}, the loaded kernel module {loaded}"
         return [
             block("driver-versions", f"{said}: what runs keeps its old libraries, what starts fails", remedy)
@@ -143,7 +149,7 @@ def versions(driver: Driver, live: Live, wanted: Wanted) -> list[Finding]:
             )
         ]
     if driver.module_on_disk and driver.module_on_disk != loaded and not inside(driver):
-        said = f"the module on disk is {driver.module_on_disk}, the loaded one {loaded}: after a reboot they differ from the libraries"
+        said = f"the module on disk is {driver.module_on_disk}, the loaded one {loaded}: a reboot changes it"
         return [warn("driver-versions", said, f"apt list --upgradable, dkms status, on {wanted.host}")]
     return [ok("driver-versions", f"module and libraries are {loaded}")]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from ddtree_ops.core.checks.cuda_facts import CUDA, works
+from ddtree_ops.core.checks.cuda_facts import cuda_works
 from ddtree_ops.core.checks.gpu_facts import GPUS, NA, Card, Gpus, chosen, needed
 from ddtree_ops.core.checks.rule import Rule
 from ddtree_ops.core.facts_live import Live
@@ -52,7 +52,7 @@ def ecc(gpus: Gpus, live: Live, wanted: Wanted) -> list[Finding]:
                 *found,
                 (Level.WARN, f"ECC is {card.ecc}: memory errors go unseen", f"nvidia-smi -i {card.id} -e 1"),
             ]
-        reset = f"stop what uses it, nvidia-smi --gpu-reset -i {card.id} on {wanted.host}; if they come again, replace it"
+        reset = f"stop what uses it, nvidia-smi --gpu-reset -i {card.id} on {wanted.host}; replace it if they return"
         if card.uncorrected is None:
             found.append(
                 (Level.WARN, "uncorrectable ECC errors are unknown", f"nvidia-smi -q -d ECC -i {card.id}")
@@ -188,7 +188,7 @@ def fabric(gpus: Gpus, live: Live, wanted: Wanted) -> list[Finding]:
 
     found += each("gpu-fabric", gpus, live, judge, "")
     found = [finding for finding in found if finding.level is not Level.OK]
-    if works(live.of(CUDA)):  # the state is told wrongly, or this machine does not need it
+    if cuda_works(live):  # the state is told wrongly, or this machine does not need it
         return [warn("gpu-fabric", f"CUDA works, and yet: {one.evidence}", one.remedy) for one in found] or [
             ok("gpu-fabric", "CUDA starts, so the fabric is ready or not needed")
         ]
@@ -211,7 +211,8 @@ def fabric(gpus: Gpus, live: Live, wanted: Wanted) -> list[Finding]:
 def persistence(gpus: Gpus, live: Live, wanted: Wanted) -> list[Finding]:
     """Without the persistence daemon the driver forgets its state whenever nobody looks, and each look is slow."""
     remedy = f"systemctl enable --now nvidia-persistenced on {wanted.host}"
-    slow = f"; its first answer took {gpus.first_ms / 1000:.0f} s" if (gpus.first_ms or 0) > SLOW_MS else ""
+    first = gpus.first_ms or 0
+    slow = f"; its first answer took {first / 1000:.0f} s" if first > SLOW_MS else ""
 
     def judge(card: Card) -> list[tuple[Level, str, str]]:
         if card.persistence == "Disabled":
@@ -279,5 +280,5 @@ RULES: tuple[Rule[Gpus], ...] = (
         "Without it each look at the GPUs can take half a minute: time limits fire, and health checks lie.",
         ("F073",),
     ),
-    Rule("gpu-slowdown", GPUS, slowdown, "A GPU that brakes itself fails every speed gate for a reason that is not the release's."),
+    Rule("gpu-slowdown", GPUS, slowdown, "A GPU that brakes itself fails every speed gate, whatever the release."),
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Preflight rules about who holds the GPUs: leftovers of an engine, hung processes, strangers, memory without an owner."""
+"""Preflight rules about who holds the GPUs: leftovers of an engine, hung processes, strangers, unexplained memory."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ HOLDERS = Section("gpu_processes", Holders, read)
 
 
 def leftovers(holders: Holders, live: Live, wanted: Wanted) -> list[Finding]:
-    """Processes of an engine that no running unit answers for: they keep memory and ports, and a restart is pointless."""
+    """Processes of an engine that no running unit answers for: they keep memory and ports, a restart is pointless."""
     if live.cuda is False:
         return []
     found = []
@@ -115,7 +115,7 @@ def leftovers(holders: Holders, live: Live, wanted: Wanted) -> list[Finding]:
             held = _held(one)
             said = f"{one} is an engine outside of any unit{f', and holds {held}' if held else ''}"
             parent = " (its parent died)" if one.ppid == 1 else ""
-            remedy = f"kill -KILL {one.pid}, on {wanted.host}; stop servers through systemd, never by their parent's pid"
+            remedy = f"kill -KILL {one.pid}, on {wanted.host}; stop servers through systemd, never by one pid"
             found.append(block("gpu-leftovers", said + parent, remedy))
     if found:
         return found[:4]
@@ -141,7 +141,8 @@ def strangers(holders: Holders, live: Live, wanted: Wanted) -> list[Finding]:
         remedy = f"stop {here[0].unit or f'pid {here[0].pid}'} on {wanted.host}, or another GPU in CUDA_VISIBLE_DEVICES"
         found.append((block if share >= HALF else warn)("gpu-strangers", said, remedy))
     if needed(gpus, live) > 1 and shares and max(shares) - min(shares) > UNBALANCED and max(shares) < HALF:
-        said = f"strangers hold {min(shares):.0%} to {max(shares):.0%} of the ranks' GPUs: the engine refuses unbalanced memory"
+        spread = f"{min(shares):.0%} to {max(shares):.0%}"
+        said = f"strangers hold {spread} of the ranks' GPUs: the engine refuses unbalanced memory"
         found.append(block("gpu-strangers", said, f"nvidia-smi, on {wanted.host}, and stop them"))
     blind = [one for one in others if one.nodes and not any(used is not None for used in one.used.values())]
     if not found and blind and not holders.apps_known:
@@ -175,7 +176,10 @@ def memory(holders: Holders, live: Live, wanted: Wanted) -> list[Finding]:
         if share < SMALL or (blind and holders.unit_active):
             continue
         said = f"{card}: {rest} MiB ({share:.0%}) are in use by nobody who is seen here"
-        remedy = f"nvidia-smi and fuser -v /dev/nvidia* on {wanted.host} and on its host (another container?), or nvidia-smi --gpu-reset -i {card.id}"
+        remedy = (
+            f"nvidia-smi and fuser -v /dev/nvidia* on {wanted.host} and on its host (another container?), or "
+            f"nvidia-smi --gpu-reset -i {card.id}"
+        )
         found.append((block if share >= HALF else warn)("gpu-memory", said, remedy))
     return found or ([ok("gpu-memory", "what is in use has an owner")] if gpus.cards else [])
 

@@ -187,7 +187,7 @@ FAULTS: dict[str, tuple[str, str]] = {
     ),
     "map": (
         "the GPU's memory window was not mapped",
-        "on the hypervisor: 64-bit MMIO above 4 GiB for the guest (pci=realloc, larger BAR window); it cannot be repaired in {host}",
+        "on the hypervisor: 64-bit MMIO above 4 GiB for the guest (a larger BAR window); nothing in {host} repairs it",
     ),
     "probe": ("the driver could start no GPU", "dmesg | grep NVRM on {host}: the lines before say why"),
     "gsp": (
@@ -268,7 +268,10 @@ def disks(log: KernelLog, live: Live, wanted: Wanted) -> list[Finding]:
 
 
 RULES: tuple[Rule[KernelLog], ...] = (
-    Rule("kernel-log", KERNEL_LOG, unreadable, "Xid events and OOM kills are only there; in containers it is often closed."),
+    Rule(
+        "kernel-log", KERNEL_LOG, unreadable,
+        "Xid events and OOM kills are only there; in containers it is often closed.",
+    ),
     Rule(
         "gpu-xid", KERNEL_LOG, xid,
         "After a fault of its GPU no restart helps, and what the engine then says (a hang, a timeout) names the wrong "
@@ -280,6 +283,9 @@ RULES: tuple[Rule[KernelLog], ...] = (
         "The driver tells some faults in words alone, over several lines, with no Xid number.",
         ("F026", "F027", "F063", "F086"),
     ),
-    Rule("oom-kills", KERNEL_LOG, oom, "A host that killed for want of memory before will do it again at the next load."),
-    Rule("disk-errors", KERNEL_LOG, disks, "A filesystem that went read-only takes the release, the journal or the model with it."),
+    Rule("oom-kills", KERNEL_LOG, oom, "A host that killed for want of memory will do it again at the next load."),
+    Rule(
+        "disk-errors", KERNEL_LOG, disks,
+        "A filesystem that went read-only takes the release, the journal or the model with it.",
+    ),
 )  # fmt: skip

@@ -28,7 +28,7 @@ class Shm:
 
 @dataclass(frozen=True)
 class Pair:
-    """access: the driver promises that one GPU reaches the other. ok: a write arrived; None where nothing is promised."""
+    """access: the driver promises direct access. ok: a write arrived; None where nothing is promised."""
 
     access: bool
     ok: bool | None
@@ -103,9 +103,10 @@ def shared_memory(nccl: Nccl, live: Live, wanted: Wanted) -> list[Finding]:
     count = ranks(live)
     if count < 2:
         return []
+    size = f"size={max(4, 2 * count)}G"
     grow = (
-        f"mount -o remount,size={max(4, 2 * count)}G /dev/shm on {wanted.host} (LXC: lxc.mount.entry = tmpfs dev/shm tmpfs "
-        f"size={max(4, 2 * count)}G; docker: --shm-size or --ipc=host)"
+        f"mount -o remount,{size} /dev/shm on {wanted.host} (LXC: lxc.mount.entry = tmpfs dev/shm tmpfs {size}; "
+        "docker: --shm-size or --ipc=host)"
     )
     if nccl.shm is None:
         return [block("shm-size", f"the service has no /dev/shm, and tp {count} needs it", grow)]
@@ -172,7 +173,7 @@ def peer_write(nccl: Nccl, live: Live, wanted: Wanted) -> list[Finding]:
     ]
     failed = [(name, pair) for name, pair in nccl.pairs.items() if pair.code and pair.code != 2]
     if broken:
-        said = f"the driver promises direct access between GPUs {', '.join(broken)}, and what one writes does not arrive"
+        said = f"the driver promises peer access between GPUs {', '.join(broken)}, and what one writes does not arrive"
         if off:
             return [warn("peer-write", f"{said}; NCCL_P2P_DISABLE=1 keeps NCCL off it", remedy)]
         return [block("peer-write", said, remedy)]
@@ -231,7 +232,7 @@ def paths(topology: Topology, live: Live, wanted: Wanted) -> list[Finding]:
         risks.append(f"ACS redirects at {', '.join(topology.redirecting[:2])}")
     used = [pair for pair, state in (topology.p2p or {}).items() if state == "OK"]
     if risks and used:
-        said = f"GPUs {', '.join(used[:3])} reach each other over PCIe, and {' and '.join(risks)}: the first collective can hang"
+        said = f"GPUs {', '.join(used[:3])} use peer access over PCIe, and {' and '.join(risks)}: collectives can hang"
         return [warn("gpu-topology", said, remedy)]
     if topology.iommu is None and topology.redirecting is None and used:
         return [warn("gpu-topology", "unknown: neither IOMMU nor ACS can be read here", remedy)]
