@@ -6,7 +6,7 @@ import shutil
 import signal
 import subprocess
 import threading
-from typing import Any, Callable, Dict, List, Optional, Tuple
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 Answer = Tuple[int, str]
 Ask = Callable[[List[str], float], Answer]
@@ -119,18 +119,16 @@ def value(cell: str) -> str:
     return "ERR!" if _ERROR.match(cell) else cell
 
 
-def join(groups: List[Dict[str, Any]]) -> Tuple[List[Dict[str, str]], List[str]]:
+def join(groups: List[Dict[str, Any]]) -> Tuple[Dict[str, Dict[str, str]], List[str]]:
     """The rows of all groups by PCI address, and every complaint once."""
     cards: Dict[str, Dict[str, str]] = {}
     said: List[str] = []
     for group in groups:
         for row in group["rows"]:
             key = short_bus(row.get("pci.bus_id") or "")
-            cards.setdefault(key, {}).update(row)
+            cards.setdefault(key, {}).update({k: v for k, v in row.items() if k != "pci.bus_id"})
         said += [line for line in group["said"] if line not in said and _COMPLAINT.search(line)]
-    for key, card in cards.items():
-        card["pci.bus_id"] = key
-    return [cards[key] for key in sorted(cards)], said
+    return cards, said
 
 
 def short_bus(text: str) -> str:
@@ -143,7 +141,7 @@ def short_bus(text: str) -> str:
     return ":".join([domain, *parts[-2:]])
 
 
-def together(jobs: List[Callable[[], Dict[str, Any]]], limit: float) -> List[Optional[Dict[str, Any]]]:
+def together(jobs: Sequence[Callable[[], Dict[str, Any]]], limit: float) -> List[Optional[Dict[str, Any]]]:
     """Run side by side; None for what has no answer in time."""
     found: List[Optional[Dict[str, Any]]] = [None] * len(jobs)
 

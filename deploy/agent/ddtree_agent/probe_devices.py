@@ -17,7 +17,7 @@ _ENGINES = ("/var/run/docker.sock", "/run/podman/podman.sock", "/run/containerd/
 
 
 def devices(context: "Context") -> Dict[str, Any]:
-    """{nodes: [{path, char, major, minor, mode, owner, group, link}], majors: {name: int}, minors: [int], wsl,
+    """{nodes: {path: {char, major, minor, mode, owner, group, link}}, majors: {name: int}, minors: [int], wsl,
     private_devices, device_policy, device_allow: [text], engines: [name], runtime, no_cgroups, container_unit}.
 
     minors: of the GPUs that the driver has, as /proc/driver/nvidia tells; null where it does not. link: whether
@@ -31,7 +31,7 @@ def devices(context: "Context") -> Dict[str, Any]:
     )
     no_cgroups = _no_cgroups()
     return {
-        "nodes": [node(path) for path in paths()],
+        "nodes": {path: node(path) for path in paths()},
         "majors": majors(_read("/proc/devices")),
         "minors": minors(),
         "wsl": os.path.exists("/dev/dxg"),
@@ -56,7 +56,6 @@ def node(path: str) -> Dict[str, Any]:
     char = stat.S_ISCHR(found.st_mode)
     major, minor = (os.major(found.st_rdev), os.minor(found.st_rdev)) if char else (None, None)
     return {
-        "path": path,
         "char": char,
         "major": major,
         "minor": minor,

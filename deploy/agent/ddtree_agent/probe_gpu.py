@@ -19,8 +19,8 @@ _NVIDIA, _DISPLAY, _BRIDGE = "0x10de", ("0x0300", "0x0302"), "0x0680"
 
 
 def gpus(context: "Context") -> Dict[str, Any]:
-    """{tool, gpus: [{field: value}], said: [complaint], status, first_ms, visible, order, base, need, pci, nvswitches,
-    fabric_manager: {active, version} | null, wsl, virt, custom_all_reduce}.
+    """{tool, cards: {PCI address: {field: value}}, said: [complaint], status, first_ms, visible, order, base, need, pci,
+    nvswitches, fabric_manager: {active, version} | null, wsl, virt, custom_all_reduce}.
 
     A field that was not answered is absent. visible: CUDA_VISIBLE_DEVICES of the unit, null where it is not set. need:
     GPUs that the server takes on this host. first_ms: how long the first answer took.
@@ -39,20 +39,20 @@ def gpus(context: "Context") -> Dict[str, Any]:
     }
     tool = nvidia_smi.find()
     if tool is None:
-        return dict(found, tool=None, gpus=[], said=[], status=127, first_ms=None)
+        return dict(found, tool=None, cards={}, said=[], status=127, first_ms=None)
     started = time.monotonic()
     status, text = nvidia_smi.ask([tool, "-L"], nvidia_smi.LIMIT_S)
     first = int((time.monotonic() - started) * 1000)
     answer = dict(found, tool=tool, status=status, first_ms=first)
     if status == 124:  # it would only hang again
-        return dict(answer, gpus=[], said=[f"nvidia-smi -L: {text}"])
+        return dict(answer, cards={}, said=[f"nvidia-smi -L: {text}"])
     listed = [line for line in text.splitlines() if not line.startswith("GPU ") and line.strip()]
     jobs = [functools.partial(nvidia_smi.query, tool, "gpu", fields, 30.0) for fields in nvidia_smi.GROUPS]
     groups = [group for group in nvidia_smi.together(jobs, 32.0) if group is not None]
     cards, said = nvidia_smi.join([{"rows": [], "said": listed if status else []}, *groups])
     if status == 0 and groups and not cards:
         answer["status"] = max(group["status"] for group in groups)
-    return dict(answer, gpus=cards, said=(said or listed)[:8] if status else said[:8])
+    return dict(answer, cards=cards, said=(said or listed)[:8] if status else said[:8])
 
 
 def asked_for(context: "Context") -> Dict[str, Any]:

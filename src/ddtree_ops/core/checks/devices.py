@@ -57,9 +57,13 @@ class Devices:
 
 def read(raw: Mapping[str, Any]) -> Devices:
     """The section `devices` of the probe (probe_devices.devices)."""
-    names = ("path", "char", "major", "minor", "mode", "owner", "group", "link")
+    names = ("char", "major", "minor", "mode", "owner", "group", "link")
     return Devices(
-        nodes=tuple(Node(**{name: item[name] for name in names}) for item in raw["nodes"]),
+        nodes=tuple(
+            Node(path=path, **{name: item[name] for name in names})
+            for path, item in sorted(raw["nodes"].items())
+            if item
+        ),
         majors=dict(raw["majors"]),
         minors=None if raw["minors"] is None else tuple(raw["minors"]),
         wsl=bool(raw["wsl"]),

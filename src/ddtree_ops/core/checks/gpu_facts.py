@@ -143,9 +143,10 @@ def _names(word: str, card: Card) -> bool:
 def read(raw: Mapping[str, Any]) -> Gpus:
     """The section `gpus` of the probe (probe_gpu.gpus)."""
     manager = raw["fabric_manager"]
+    cards = [card(bus, row) for bus, row in sorted(raw["cards"].items()) if row]
     return Gpus(
         tool=raw["tool"],
-        cards=tuple(sorted((card(row) for row in raw["gpus"]), key=lambda one: (one.index is None, one.index or 0))),
+        cards=tuple(sorted(cards, key=lambda one: (one.index is None, one.index or 0))),
         said=tuple(raw["said"]),
         status=int(raw["status"]),
         first_ms=raw["first_ms"],
@@ -162,7 +163,7 @@ def read(raw: Mapping[str, Any]) -> Gpus:
     )  # fmt: skip
 
 
-def card(row: Mapping[str, Any]) -> Card:
+def card(bus: str, row: Mapping[str, Any]) -> Card:
     """A row of nvidia-smi's answers as a card."""
 
     def text(field: str) -> str | None:
@@ -179,7 +180,7 @@ def card(row: Mapping[str, Any]) -> Card:
         if field.startswith("clocks_event_reasons.") and row[field] == "Active"
     ]
     return Card(
-        bus=str(row["pci.bus_id"]),
+        bus=bus,
         index=number("index"),
         name=text("name"),
         uuid=text("uuid"),
