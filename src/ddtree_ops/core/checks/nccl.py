@@ -120,27 +120,17 @@ def shared_memory(nccl: Nccl, live: Live, wanted: Wanted) -> list[Finding]:
             )
         ]
     said = f"/dev/shm has {shm.free // MIB} of {shm.size // MIB} MiB free, tp {count}"
-    if shm.size < GIB:
-        return [
-            block(
-                "shm-size",
-                f"{said} needs 1 GiB at least: NCCL fails with posix_fallocate or ncclShmOpen",
-                grow,
-            )
-        ]
-    if shm.free < GIB:
+    least = max(GIB, count * GIB // 4)
+    proof = "that a small model or fewer ranks started proves nothing"
+    if shm.size < least:
+        told = f"{said} needs {least // MIB} MiB at least: NCCL fails with posix_fallocate or ncclShmOpen; {proof}"
+        return [block("shm-size", told, grow)]
+    if shm.free < least:
         remedy = f"ls -l /dev/shm on {wanted.host} and remove what dead ranks left ({shm.leftovers} files), or {grow}"
-        return [block("shm-size", f"{said} needs 1 GiB at least, and it is full", remedy)]
-    if shm.size < count * GIB:
-        return [
-            warn(
-                "shm-size",
-                f"{said}: 1 GiB a rank is the rule; that a small model started proves nothing",
-                grow,
-            )
-        ]
+        return [block("shm-size", f"{said} needs {least // MIB} MiB at least, and it is full", remedy)]
     if shm.free < count * GIB:
-        return [warn("shm-size", f"{said}: 1 GiB a rank is the rule", f"ls -l /dev/shm, on {wanted.host}")]
+        remedy = grow if shm.size < count * GIB else f"ls -l /dev/shm, on {wanted.host}"
+        return [warn("shm-size", f"{said}: 1 GiB a rank is the rule; {proof}", remedy)]
     return [ok("shm-size", said)]
 
 
