@@ -285,6 +285,7 @@ class Variation(BaseModel):
 
 
 def variations(directory: Path = HERE) -> Iterator[Variation]:
-    """The healthy fact sets of variations.yaml. Raises ValidationError."""
-    for item in YAML(typ="safe").load((directory / "variations.yaml").read_text(encoding="utf-8")):
-        yield Variation.model_validate(item)
+    """The healthy fact sets of variations*.yaml. Raises ValidationError."""
+    for path in sorted(directory.glob("variations*.yaml")):
+        for item in YAML(typ="safe").load(path.read_text(encoding="utf-8")):
+            yield Variation.model_validate(item)

@@ -19,8 +19,8 @@ _NVIDIA, _DISPLAY, _BRIDGE = "0x10de", ("0x0300", "0x0302"), "0x0680"
 
 
 def gpus(context: "Context") -> Dict[str, Any]:
-    """{tool, cards: {PCI address: {field: value}}, said: [complaint], status, first_ms, visible, order, base, need, pci,
-    nvswitches, fabric_manager: {active, version} | null, wsl, virt, custom_all_reduce}.
+    """{tool, cards: {PCI address: {field: value}}, said: [complaint], status, first_ms, visible, order, base, need,
+    pci, nvswitches, fabric_manager: {active, version} | null, wsl, virt, custom_all_reduce}.
 
     A field that was not answered is absent. visible: CUDA_VISIBLE_DEVICES of the unit, null where it is not set. need:
     GPUs that the server takes on this host. first_ms: how long the first answer took.

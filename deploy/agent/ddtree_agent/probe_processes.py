@@ -77,14 +77,14 @@ def apps_of(answer: Dict[str, Any]) -> Dict[int, Dict[str, Optional[int]]]:
 
 
 def open_nodes(pid: int) -> List[str]:
-    """GPU nodes that a process has open; a monitor holds nvidiactl only, which is no use of a GPU."""
+    """GPU nodes that a process has open (WSL's too); a monitor holds nvidiactl only, which is no use of a GPU."""
     found: Set[str] = set()
     for link in glob.glob(f"/proc/{pid}/fd/*"):
         try:
             target = os.readlink(link)
         except OSError:
             continue
-        if re.match(r"/dev/nvidia(\d+|-uvm)$", target):
+        if re.match(r"/dev/(nvidia(\d+|-uvm)|dxg)$", target):
             found.add(target)
     return sorted(found)
 

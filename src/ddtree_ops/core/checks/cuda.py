@@ -165,14 +165,11 @@ def compat(cuda: Cuda, live: Live, wanted: Wanted) -> list[Finding]:
 def runtime(cuda: Cuda, live: Live, wanted: Wanted) -> list[Finding]:
     """The driver against the CUDA that torch was built for: any driver of the same major is new enough."""
     torch = live.abi.torch if isinstance(live.abi, Abi) else None
-    if cuda.init is None:
-        return []
+    if cuda.init is None or (torch is not None and torch.cuda is None):
+        return []  # cuda-smoke and cuda-build say what that means
     if torch is None or torch.cuda is None:
-        return (
-            [warn("driver-cuda", "unknown: the CUDA that torch was built for is not known", None)]
-            if torch is None
-            else []
-        )
+        said = "unknown: the CUDA that torch was built for is not known"
+        return [warn("driver-cuda", said, f"ddtree-ops doctor --host {wanted.host}")]
     if cuda.driver_cuda is None:
         return [
             warn("driver-cuda", "unknown: cuDriverGetVersion gave no answer", f"nvidia-smi, on {wanted.host}")

@@ -191,11 +191,9 @@ def sandbox(devices: Devices, live: Live, wanted: Wanted) -> list[Finding]:
     """PrivateDevices= and DevicePolicy= of the unit hide or close the nodes."""
     allowed = any("nvidia" in line for line in devices.device_allow)
     if devices.private_devices is None or devices.wsl:
-        return (
-            []
-            if devices.wsl
-            else [warn("device-sandbox", "unknown: the unit's DevicePolicy= was not read", None)]
-        )
+        show = f"systemctl show -p DevicePolicy -p PrivateDevices {wanted.service}"
+        said = "unknown: the unit's DevicePolicy= was not read"
+        return [] if devices.wsl else [warn("device-sandbox", said, show)]
     cuda = live.of(CUDA)
     opens = isinstance(cuda, Cuda) and works(cuda) and cuda.nodes.get("/dev/nvidiactl", "") is None
     if devices.private_devices and not opens:
