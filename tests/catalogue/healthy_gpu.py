@@ -86,7 +86,8 @@ SECTIONS: dict[str, Any] = {
     },
     "nccl": {
         "shm": {"size": 64 << 30, "free": 60 << 30, "writable": True, "entries": 8, "leftovers": 2}, "memlock": None,
-        "infiniband": [], "env": {}, "pairs": {"0-1": {"access": True, "ok": True, "code": 0}}, "peer_error": None,
+        "infiniband": [], "interfaces": ["eth0", "lo"], "env": {},
+        "pairs": {"0-1": {"access": True, "ok": True, "code": 0}}, "peer_error": None,
     },
     "topology": {
         "asked": True, "links": {"0-1": "NV18"}, "p2p": {"0-1": "OK"}, "iommu": "pt", "redirecting": [],

@@ -170,7 +170,8 @@ FAULTS: list[tuple[str, str, Facts, list[str]]] = [
         ("cuda-smoke", "BLOCK", {"cuda": {**NO_CUDA, "init": code}}, [f"error {code}", *words])
         for code, words in {
             3: ["not initialised"], 34: ["stub"], 35: ["too old"], 100: ["no device", "CUDA_VISIBLE_DEVICES"],
-            304: ["DeviceAllow="], 802: ["fabric"], 803: ["reboot"], 804: ["compat"], 999: ["nvidia-uvm"], 5: ["cuda.h"],
+            304: ["DeviceAllow="], 802: ["fabric"], 803: ["reboot"], 804: ["compat"], 999: ["nvidia-uvm"],
+            5: ["cuda.h"],
         }.items()
     ],
     ("cuda-smoke", "BLOCK", {"cuda": {"count": 0, "devices": []}}, ["no device"]),
@@ -304,6 +305,8 @@ FAULTS: list[tuple[str, str, Facts, list[str]]] = [
     *[("gpu-xid", "WARN", event("xid", code), [f"Xid {code}", "a program"]) for code in (13, 31, 43, 45)],
     ("gpu-xid", "WARN", event("xid", 999), ["Xid 999", "list of Xid"]),
     ("gpu-xid", "WARN", event("xid", 94), ["well now"]),
+    ("gpu-xid", "WARN", {**event("xid", 63), **card(gpu_recovery_action=None)}, ["well now"]),
+    ("gpu-xid", "BLOCK", {**event("xid", 119), **card(gpu_recovery_action=None)}, ["GSP"]),
     (
         "gpu-xid", "WARN",
         {**event("xid", 62, bus="0000:99:00.0"), **card("0000:99:00.0", index="2")},
@@ -325,8 +328,10 @@ FAULTS: list[tuple[str, str, Facts, list[str]]] = [
         {**event("mismatch", None, None), "gpus": {"cards": {ONE: None, TWO: None}}},
         ["--no-kernel-modules"],
     ),
-    ("gpu-kernel", "WARN", event("mismatch", None, None), ["answers now"]),
-    ("gpu-kernel", "BLOCK", {**event("probe", None, None)}, ["dmesg"]),
+    ("gpu-kernel", "WARN", event("mismatch", None, None), ["answer now"]),
+    ("gpu-kernel", "BLOCK", {**event("probe", None, None), "gpus": {"cards": {TWO: None}}}, ["dmesg"]),
+    ("gpu-kernel", "WARN", event("probe", None, None), ["the server's own GPUs answer"]),
+    ("gpu-kernel", "WARN", event("aer", None, None), ["PCIe"]),
     ("kernel-log", "WARN", {"kernel_log": {"readable": False, "why": "closed"}}, ["unknown", "closed"]),
     ("oom-kills", "WARN", event("oom", None, None, detail="sglang::schedul"), ["sglang::schedul", "MemoryMax="]),
     (
@@ -366,6 +371,9 @@ FAULTS: list[tuple[str, str, Facts, list[str]]] = [
         ["tp 8", "2048 MiB"],
     ),
     ("memlock", "BLOCK", {"nccl": {"infiniband": ["mlx5_0"], "memlock": 65536}}, ["64 KiB", "LimitMEMLOCK=infinity"]),
+    ("nccl-interface", "BLOCK", {"nccl": {"env": {"NCCL_SOCKET_IFNAME": "ens3"}}}, ["ens3", "eth0"]),
+    ("nccl-interface", "BLOCK", {"nccl": {"env": {"GLOO_SOCKET_IFNAME": "eth"}}}, ["GLOO_SOCKET_IFNAME"]),
+    ("nccl-interface", "WARN", {"nccl": {"env": {"NCCL_SOCKET_IFNAME": "lo"}, "interfaces": None}}, ["unknown"]),
     ("peer-write", "BLOCK", {"nccl": {"pairs": {"0-1": {"ok": False, "code": 719}}}}, ["error 719"]),
     ("peer-write", "WARN", {"nccl": {"pairs": {"0-1": {"ok": False, "code": 2}}}}, ["unknown"]),
     (
@@ -438,6 +446,9 @@ NEAR: list[tuple[str, Facts]] = [
     ("gpu-memory", {**holders(*[dict(one, used={}) for one in OURS])}),
     ("gpu-memory", {**holders(), "gpus": {"cards": {ONE: {"memory.used": "600"}, TWO: {"memory.used": "0"}}}}),
     ("memlock", {"nccl": {"infiniband": ["mlx5_0"], "memlock": 64 << 30}}),
+    ("nccl-interface", {"nccl": {"env": {"NCCL_SOCKET_IFNAME": "eth"}}}),
+    ("nccl-interface", {"nccl": {"env": {"NCCL_SOCKET_IFNAME": "^docker0,lo"}}}),
+    ("nccl-interface", {"nccl": {"env": {"NCCL_SOCKET_IFNAME": "=lo", "GLOO_SOCKET_IFNAME": "lo,eth0"}}}),
     ("peer-write", {"nccl": {"pairs": {"0-1": {"access": False, "ok": None, "code": 0}}}}),
     ("gpu-topology", {"topology": {"links": {"0-1": "PIX"}, "p2p": {"0-1": "NS"}, "iommu": "on"}}),
     (

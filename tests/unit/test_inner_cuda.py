@@ -90,6 +90,14 @@ def test_a_full_gpu_is_taken_and_not_broken(libraries: Path) -> None:
     assert cuda_facts.works(found)
 
 
+def test_no_context_is_made_where_the_running_server_left_little_room(libraries: Path) -> None:
+    found = cuda_facts.read(inside(inner_cuda, ASKED, libraries, "free=900 bad=0"))
+    assert [(one.step, one.code) for one in found.devices] == [("room for a context", 2)]
+    assert cuda_facts.works(found)
+    pairs = nccl.read(inside(inner_nccl, {"need": 2, "base": 0}, libraries, "count=2 free=900 bad=0")).pairs
+    assert pairs["0-1"] == nccl.Pair(True, None, 2)
+
+
 def test_a_device_that_the_server_does_not_take_is_left_alone(libraries: Path) -> None:
     found = cuda_facts.read(inside(inner_cuda, dict(ASKED, need=1), libraries, "count=2 bad=1"))
     assert [(one.cc, one.code) for one in found.devices] == [("9.0", 0), ("9.0", 0)]

@@ -18,6 +18,10 @@ NAMES = {
     802: "CUDA_ERROR_SYSTEM_NOT_READY", 803: "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH",
     804: "CUDA_ERROR_COMPAT_NOT_SUPPORTED_ON_DEVICE", 999: "CUDA_ERROR_UNKNOWN",
 }  # fmt: skip
+#: A driver's version at the end of a file's name; WSL's and Tegra's libcuda.so.1.1 is none.
+_VERSION = re.compile(r"\.so\.(\d{3,}(?:\.\d+)+)$")
+#: A context takes some hundred MiB: on a GPU with less than this left it could make the running server fail.
+ROOM = 3 << 30
 #: CUdevice_attribute: COMPUTE_CAPABILITY_MAJOR, COMPUTE_CAPABILITY_MINOR.
 MAJOR, MINOR = 75, 76
 
@@ -26,9 +30,10 @@ def collect(argument: Any) -> Dict[str, Any]:
     """argument: {"symbols": [driver symbol], "need": GPUs that the server takes, "base": the first of them};
     None for a server on CPUs.
 
-    Returns {libcuda, libnvml: {path, version, error}, compat, nodes: {path: errno name or null}, symbols: {name: bool},
-    init, driver_cuda, count, devices: [{index, cc, name, step, code, total}], visible}. init: cuInit's code, null
-    where libcuda did not load; step, code: where a device failed; code 0: it worked.
+    A context is made only where there is room for it beside the running server. Returns {libcuda, libnvml: {path,
+    version, error}, compat, nodes: {path: errno name or null}, symbols: {name: bool}, init, driver_cuda, count,
+    devices: [{index, cc, name, step, code, total}], visible}. init: cuInit's code, null where libcuda did not load;
+    step, code: where a device failed; code 0: it worked.
     """
     if argument is None:
         return {"error": "not asked: --device cpu"}
@@ -91,6 +96,9 @@ def device(cuda: Any, index: int, whole: bool) -> Dict[str, Any]:
         answer["total"] = total.value
     if not whole:
         return answer
+    left = free(cuda, handle)
+    if left is not None and left < ROOM:
+        return dict(answer, step="room for a context", code=2)
     size = ctypes.c_size_t(1 << 20)
     steps = [
         ("cuDevicePrimaryCtxRetain", lambda: cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), handle)),
@@ -111,6 +119,20 @@ def device(cuda: Any, index: int, whole: bool) -> Dict[str, Any]:
     return answer
 
 
+def free(cuda: Any, device: Any) -> Optional[int]:
+    """Bytes that are free on a device, by NVML, which needs no context; None where it does not tell."""
+    try:
+        nvml = ctypes.CDLL("libnvidia-ml.so.1")
+        bus, handle, memory = ctypes.create_string_buffer(32), ctypes.c_void_p(), (ctypes.c_ulonglong * 3)()
+        if cuda.cuDeviceGetPCIBusId(bus, 32, device) or nvml.nvmlInit_v2():
+            return None
+        if nvml.nvmlDeviceGetHandleByPciBusId_v2(bus, ctypes.byref(handle)):
+            return None
+        return int(memory[1]) if nvml.nvmlDeviceGetMemoryInfo(handle, memory) == 0 else None
+    except (OSError, AttributeError):
+        return None
+
+
 def library(name: str) -> "tuple[Any, Dict[str, Any]]":
     """(the library as this process's loader finds it, {path, version, error})."""
     try:
@@ -118,7 +140,7 @@ def library(name: str) -> "tuple[Any, Dict[str, Any]]":
     except OSError as error:
         return None, {"path": None, "version": None, "error": str(error)[:200]}
     path = mapped(name.partition(".so")[0])
-    version = re.search(r"\.so\.(\d+(?:\.\d+)+)$", os.path.realpath(path)) if path else None
+    version = _VERSION.search(os.path.realpath(path)) if path else None
     return loaded, {
         "path": path,
         "version": version.group(1) if version else None,

@@ -10,16 +10,19 @@ import resource
 from typing import Any, Dict, List, Optional
 
 #: NCCL's own switches and where they send traffic: no secret, and each changes what a check means.
-_TOLD = ("NCCL_P2P_DISABLE", "NCCL_P2P_LEVEL", "NCCL_SHM_DISABLE", "NCCL_IB_DISABLE", "NCCL_SOCKET_IFNAME")
+_TOLD = ("NCCL_P2P_DISABLE", "NCCL_P2P_LEVEL", "NCCL_SHM_DISABLE", "NCCL_IB_DISABLE", "NCCL_SOCKET_IFNAME",
+         "GLOO_SOCKET_IFNAME")  # fmt: skip
 SHM = "/dev/shm"
+#: As in inner_cuda.py, whose text is not here: less left than this, and a context could make the running server fail.
+ROOM = 3 << 30
 
 
 def collect(argument: Any) -> Dict[str, Any]:
     """argument: {"need": GPUs that the server takes, "base": the first} or None.
 
     Returns {shm: {size, free, writable, entries, leftovers} | null, memlock: bytes, null for no limit, infiniband:
-    [device], env: {name: value}, pairs: {"0-1": {access, ok, code}}, peer_error}. pairs: of neighbours, a written
-    block that was read back from the other; empty for fewer than two GPUs.
+    [device], interfaces: [name] | null, env: {name: value}, pairs: {"0-1": {access, ok, code}}, peer_error}. pairs: of
+    neighbours, a written block that was read back from the other; empty for fewer than two GPUs.
     """
     asked = argument or {}
     soft = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
@@ -27,6 +30,7 @@ def collect(argument: Any) -> Dict[str, Any]:
         "shm": shm(),
         "memlock": None if soft == resource.RLIM_INFINITY else soft,
         "infiniband": sorted(os.path.basename(path) for path in glob.glob("/sys/class/infiniband/*")),
+        "interfaces": sorted(os.listdir("/sys/class/net")) if os.path.isdir("/sys/class/net") else None,
         "env": {name: os.environ[name] for name in _TOLD if name in os.environ},
         "pairs": {},
         "peer_error": None,
@@ -95,6 +99,8 @@ def peer(cuda: Any, one: int, other: int) -> Dict[str, Any]:
     )
     if code or not access.value:
         return {"access": bool(access.value), "ok": None, "code": code}
+    if any(full(cuda, device) for device in devices):
+        return {"access": True, "ok": None, "code": 2}
     try:
         for i in (0, 1):
             code = code or run(
@@ -123,6 +129,18 @@ def peer(cuda: Any, one: int, other: int) -> Dict[str, Any]:
                 (getattr(cuda, "cuDevicePrimaryCtxRelease_v2", None) or cuda.cuDevicePrimaryCtxRelease)(
                     devices[i]
                 )
+
+
+def full(cuda: Any, device: Any) -> bool:
+    """Whether NVML, which needs no context, says that there is no room for one."""
+    try:
+        nvml = ctypes.CDLL("libnvidia-ml.so.1")
+        bus, handle, memory = ctypes.create_string_buffer(32), ctypes.c_void_p(), (ctypes.c_ulonglong * 3)()
+        asked = cuda.cuDeviceGetPCIBusId(bus, 32, device) or nvml.nvmlInit_v2()
+        asked = asked or nvml.nvmlDeviceGetHandleByPciBusId_v2(bus, ctypes.byref(handle))
+        return not asked and nvml.nvmlDeviceGetMemoryInfo(handle, memory) == 0 and memory[1] < ROOM
+    except (OSError, AttributeError):
+        return False
 
 
 def _already(code: int) -> int:

@@ -24,11 +24,10 @@ def probe(request: Dict[str, Any]) -> Dict[str, Any]:
     """
     service = request.get("service") or "sglang.service"
     found: Dict[str, Any] = {}
-    found["service"], found["session"], found["gpu"] = _together(
+    found["service"], found["session"] = _together(
         [
             (lambda: probe_unit.service(service), 20),
             (probe_host.session, 10),
-            (probe_host.gpu, 60),
         ]
     )
     show = found["service"].get("show") or {}
@@ -38,15 +37,19 @@ def probe(request: Dict[str, Any]) -> Dict[str, Any]:
     areas = probe_areas.jobs(
         probe_areas.Context(request, show, launch, asked, unitenv.unit_environment(show))
     )
-    found["engine"], found["abi"], found["model"], found["port"], found["storage"], *more = _together(
-        [
-            (lambda: _engine(asked, request), 120),
-            (lambda: _known(asked) or package.builds(asked), 60),
-            (lambda: probe_model.models(request, launch, show), 20),
-            (lambda: probe_unit.listeners(port, show.get("ControlGroup", "")), 10),
-            (lambda: probe_host.storage(asked), 10),
-            *[(work, limit) for _, work, limit in areas],
-        ]
+    # One batch from here on: a frozen nvidia-smi, which several sections ask, costs its limit once.
+    found["gpu"], found["engine"], found["abi"], found["model"], found["port"], found["storage"], *more = (
+        _together(
+            [
+                (probe_host.gpu, 60),
+                (lambda: _engine(asked, request), 120),
+                (lambda: _known(asked) or package.builds(asked), 60),
+                (lambda: probe_model.models(request, launch, show), 20),
+                (lambda: probe_unit.listeners(port, show.get("ControlGroup", "")), 10),
+                (lambda: probe_host.storage(asked), 10),
+                *[(work, limit) for _, work, limit in areas],
+            ]
+        )
     )
     for (names, _, _), answer in zip(areas, more):
         for name in names:

@@ -17,7 +17,7 @@ _DIRS = (
     "/usr/local/nvidia/lib64", "/usr/local/nvidia/lib", "/usr/lib64/nvidia", "/usr/lib/wsl/lib",
     "/run/opengl-driver/lib",
 )  # fmt: skip
-_LIBRARY = re.compile(r"lib(?:cuda|nvidia-ml)\.so\.(\d+(?:\.\d+)+)$")
+_LIBRARY = re.compile(r"lib(?:cuda|nvidia-ml)\.so\.(\d{3,}(?:\.\d+)+)$")
 
 
 def driver(context: "Context") -> Dict[str, Any]:

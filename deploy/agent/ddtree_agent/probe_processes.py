@@ -37,7 +37,7 @@ def holders(context: "Context") -> Dict[str, Any]:
             continue
         title = " ".join(words[:6]) or stat["name"]
         engine = bool(_ENGINE.search(title)) or stat["name"].startswith("sglang::")
-        if nodes or engine or pid in apps:
+        if nodes or engine:
             found.append(
                 {
                     "pid": pid,
@@ -46,7 +46,8 @@ def holders(context: "Context") -> Dict[str, Any]:
                     "cgroup": _cgroup(pid),
                     "ours": pid in ours,
                     "nodes": nodes,
-                    "used": apps.get(pid, {}),
+                    # In a container nvidia-smi may tell its host's pids: only a process with a node open can be meant.
+                    "used": apps.get(pid, {}) if nodes else {},
                 }
             )
     return {

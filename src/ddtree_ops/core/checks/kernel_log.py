@@ -89,10 +89,10 @@ HARDWARE: dict[int, tuple[str, str, bool]] = {
 }
 #: Faults that a program makes; a restart is reasonable.
 APPLICATION = {13, 31, 32, 43, 45, 66, 68, 69, 109}
+#: Memory faults: pending rows and ECC counters tell whether a reset ended them, also where a driver tells no action.
+MEMORY = {48, 63, 92, 94, 95, 140, 171, 172}
 #: On one GPU alone these do no harm.
 LINKS = {74, 136, 155}
-#: Tells of itself, never of a fault.
-TELLS = {63, 92, 94}
 
 
 def unreadable(log: KernelLog, live: Live, wanted: Wanted) -> list[Finding]:
@@ -157,7 +157,7 @@ def _xid(event: Event, gpus: Gpus | None, live: Live) -> tuple[Level, str, str]:
             remedy = "reboot {host}"
     card = next((card for card in gpus.cards if _same(card, event)), None) if gpus else None
     said = f"{where}{times}{event.ago}: {means}"
-    if card is not None and curable and _well(card):
+    if card is not None and curable and _well(card, code in MEMORY):
         return Level.WARN, f"{said}; the GPU is well now (reset since?)", remedy
     if card is not None and gpus and card not in chosen(gpus, live).cards and code != 79:
         return Level.WARN, f"{said}; the server does not take it", remedy
@@ -170,12 +170,11 @@ def _same(card: Card, event: Event) -> bool:
     return event.bus is not None and card.bus.rpartition(".")[0] == event.bus.rpartition(".")[0]
 
 
-def _well(card: Card) -> bool:
+def _well(card: Card, memory: bool = False) -> bool:
     """The driver itself says that nothing is left to do; not knowing is not enough."""
-    done = (
-        card.recovery in ("None", NA) and card.rows_pending in ("No", NA) and card.rows_failure in ("No", NA)
-    )
-    return done and (card.uncorrected == 0 or card.ecc == NA) and not card.errors
+    told = card.recovery in ("None", NA) or (memory and card.recovery is None)
+    rows = card.rows_pending in ("No", NA) and card.rows_failure in ("No", NA)
+    return told and rows and (card.uncorrected == 0 or card.ecc == NA) and not card.errors
 
 
 #: kind -> (rule, what it means, what helps).
@@ -210,19 +209,29 @@ def driver_faults(log: KernelLog, live: Live, wanted: Wanted) -> list[Finding]:
         means, remedy = FAULTS[event.kind]
         said = f"the kernel's log: {event.text[:160]}: {means}{event.ago}"
         hint = remedy.format(host=wanted.host)
-        card = next((c for c in gpus.cards if _same(c, event)), None) if isinstance(gpus, Gpus) else None
-        over = card is not None and not card.errors and event.kind != "gsp"
-        # A mismatch that was repaired since, or a first try at boot that worked later: the GPUs answer now.
-        over = over or (event.kind == "mismatch" and isinstance(gpus, Gpus) and bool(gpus.cards))
-        over = over or (event.kind == "gsp" and card is not None and _well(card))
-        soft = over or event.kind == "aer"
-        found.append(
-            warn("gpu-kernel", f"{said}; it answers now", hint)
-            if over
-            else (warn if soft else block)("gpu-kernel", said, hint)
-        )
+        over = _over(event, gpus, live) if isinstance(gpus, Gpus) else None
+        if over or event.kind == "aer":
+            found.append(warn("gpu-kernel", f"{said}; {over}" if over else said, hint))
+        else:
+            found.append(block("gpu-kernel", said, hint))
     found.sort(key=lambda finding: finding.level is not Level.BLOCK)
     return found[:4] or [ok("gpu-kernel", "the driver reported no fault in words")]
+
+
+def _over(event: Event, gpus: Gpus, live: Live) -> str | None:
+    """Why such a fault is no longer one; None where it is."""
+    card = next((card for card in gpus.cards if _same(card, event)), None)
+    if event.kind == "gsp":
+        return "that GPU is well now" if card is not None and _well(card) else None
+    if card is not None and not card.errors:
+        return "that GPU answers now"
+    if event.kind == "mismatch" and gpus.cards:
+        return "the GPUs answer now"
+    dead = any(one.dead for one in gpus.pci)
+    enough = len(chosen(gpus, live).cards) >= needed(gpus, live) and not chosen(gpus, live).missing
+    if event.kind in ("probe", "map") and enough and not dead:
+        return "the server's own GPUs answer (another card, for a display?)"
+    return None
 
 
 def oom(log: KernelLog, live: Live, wanted: Wanted) -> list[Finding]:

@@ -42,6 +42,7 @@ class Nccl:
     shm: Shm | None
     memlock: int | None
     infiniband: tuple[str, ...]
+    interfaces: tuple[str, ...] | None
     env: Mapping[str, str]
     pairs: Mapping[str, Pair]
     peer_error: str | None
@@ -68,6 +69,7 @@ def read(raw: Mapping[str, Any]) -> Nccl:
         else None,
         memlock=raw["memlock"],
         infiniband=tuple(raw["infiniband"]),
+        interfaces=None if raw["interfaces"] is None else tuple(raw["interfaces"]),
         env=dict(raw["env"]),
         pairs={
             name: Pair(bool(one["access"]), one["ok"], int(one["code"])) for name, one in raw["pairs"].items()
@@ -147,6 +149,35 @@ def locked(nccl: Nccl, live: Live, wanted: Wanted) -> list[Finding]:
         )
         return [block("memlock", said, remedy)]
     return [ok("memlock", f"the service may lock {nccl.memlock // MIB} MiB")]
+
+
+def interfaces(nccl: Nccl, live: Live, wanted: Wanted) -> list[Finding]:
+    """The ranks meet over a network interface, also on one host; a name that is not there ends the start."""
+    if ranks(live) < 2:
+        return []
+    for variable in ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"):
+        value = nccl.env.get(variable)
+        if not value or value.startswith("^"):
+            continue
+        remedy = f"ip -br link on {wanted.host}, then {variable}= in {wanted.service}"
+        if nccl.interfaces is None:
+            return [
+                warn(
+                    "nccl-interface", f"unknown: the interfaces cannot be listed ({variable}={value})", remedy
+                )
+            ]
+        exact = variable.startswith("GLOO") or value.startswith("=")
+        names = [name.partition(":")[0] for name in value.lstrip("=").split(",") if name]
+        there = [
+            one
+            for one in nccl.interfaces
+            for name in names
+            if one == name or (not exact and one.startswith(name))
+        ]
+        if not there:
+            said = f"{variable}={value} names no interface of this host ({', '.join(nccl.interfaces[:6])})"
+            return [block("nccl-interface", said, remedy)]
+    return [ok("nccl-interface", "the ranks' network interface is there or picked by itself")]
 
 
 def peer_write(nccl: Nccl, live: Live, wanted: Wanted) -> list[Finding]:
@@ -241,6 +272,10 @@ RULES: tuple[Rule[Nccl], ...] = (
         ("F088", "F089", "F090"),
     ),
     Rule("memlock", NCCL, locked, "InfiniBand registration fails under a small limit for locked memory.", ("F094",)),
+    Rule(
+        "nccl-interface", NCCL, interfaces,
+        "NCCL and Gloo end the start when the interface that a variable names is not there, as after a move.",
+    ),
     Rule(
         "peer-write", NCCL, peer_write,
         "A driver may promise direct access that the machine does not carry: the first collective then hangs for ever.",
