@@ -39,7 +39,7 @@ def topology(context: "Context") -> Dict[str, Any]:
                 answer[name] = matrix(got["answer"][1])
     return dict(
         answer,
-        iommu=iommu(_read("/proc/cmdline"), os.path.isdir("/sys/class/iommu")),
+        iommu=iommu(_read("/proc/cmdline"), bool(glob.glob("/sys/class/iommu/*"))),
         redirecting=redirecting(),
     )
 
