@@ -439,6 +439,7 @@ NEAR: list[tuple[str, Facts]] = [
     ("gpu-xid", event("xid", 154, detail="None")),
     ("gpu-kernel", {"kernel_log": {"events": []}}),
     ("gpu-leftovers", holders(*OURS)),
+    ("gpu-leftovers", holders(*OURS, dict(OURS[0], pid=120, state="Z", nodes=[], used={}))),
     ("gpu-leftovers", holders(*OURS, stranger(engine=True, name="sglang::schedul"))),
     ("gpu-leftovers", holders(*OURS, stranger(engine=True, name="python3", cgroup="/system.slice/docker-1.scope"))),
     ("gpu-strangers", holders(*OURS, stranger(used={healthy_gpu.UUIDS[0]: 600}))),

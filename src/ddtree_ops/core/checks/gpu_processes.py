@@ -92,7 +92,7 @@ def leftovers(holders: Holders, live: Live, wanted: Wanted) -> list[Finding]:
     found = []
     for one in holders.processes:
         holds = bool(one.nodes or one.used)
-        if one.state in ("Z", "X") and one.engine:
+        if one.state in ("Z", "X") and one.engine and not (one.ours and holders.unit_active):
             said = f"{one} is dead and not reaped by its parent {one.ppid}: its GPU memory can stay taken"
             found.append(
                 block("gpu-leftovers", said, f"stop pid {one.ppid}, on {wanted.host}; then nvidia-smi")
