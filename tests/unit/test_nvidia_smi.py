@@ -297,3 +297,18 @@ def test_bridges_that_redirect(tmp_path: Path) -> None:
         (place / "config").write_bytes(space((0x000D, control)))
     assert probe_topology.redirecting(str(tmp_path)) == ["0000:00:01.0"]
     assert probe_topology.redirecting(str(tmp_path / "none")) == []
+
+
+def test_a_tool_that_lists_and_then_freezes_is_frozen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text(
+        '#!/bin/sh\n[ "$1" = -L ] && echo "GPU 0: NVIDIA H200 (UUID: GPU-0)" && exit 0\nexec sleep 60\n'
+    )
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    query = nvidia_smi.query
+    monkeypatch.setattr(nvidia_smi, "query", lambda tool, what, fields, limit: query(tool, what, fields, 0.3))
+    found = probe_gpu.gpus(context("python3 -m sglang.launch_server"))
+    assert (found["status"], found["cards"]) == (124, {})

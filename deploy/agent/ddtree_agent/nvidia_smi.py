@@ -6,6 +6,7 @@ import shutil
 import signal
 import subprocess
 import threading
+import time
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 Answer = Tuple[int, str]
@@ -44,7 +45,7 @@ _NONE = re.compile(r"(?i)^\[?(n/?a|not supported|requested functionality has bee
 _ERROR = re.compile(r"(?i)^\[?(err!|unknown error|gpu is lost|gpu requires reset|.*\berror\b.*)\]?$")
 _COMPLAINT = re.compile(
     r"(?i)unable to determine the device handle|gpu is lost|requires? reset|failed|error|not found"
-    r"|no devices were found|couldn.t communicate|insufficient permissions|mismatch|fallen off|corrupted"
+    r"|no devices were found|couldn.t communicate|insufficient permissions|mismatch|fallen off|corrupted|no answer"
 )
 
 
@@ -151,6 +152,7 @@ def together(jobs: Sequence[Callable[[], Dict[str, Any]]], limit: float) -> List
     threads = [threading.Thread(target=one, args=(i,), daemon=True) for i in range(len(jobs))]
     for thread in threads:
         thread.start()
+    until = time.monotonic() + limit
     for thread in threads:
-        thread.join(limit)
+        thread.join(max(0.0, until - time.monotonic()))
     return list(found)

@@ -48,9 +48,10 @@ def gpus(context: "Context") -> Dict[str, Any]:
         return dict(answer, cards={}, said=[f"nvidia-smi -L: {text}"])
     listed = [line for line in text.splitlines() if not line.startswith("GPU ") and line.strip()]
     jobs = [functools.partial(nvidia_smi.query, tool, "gpu", fields, 30.0) for fields in nvidia_smi.GROUPS]
-    groups = [group for group in nvidia_smi.together(jobs, 32.0) if group is not None]
+    late: Dict[str, Any] = {"rows": [], "said": ["nvidia-smi --query-gpu gave no answer"], "status": 124}
+    groups = [group or late for group in nvidia_smi.together(jobs, 32.0)]
     cards, said = nvidia_smi.join([{"rows": [], "said": listed if status else []}, *groups])
-    if status == 0 and groups and not cards:
+    if status == 0 and not cards:
         answer["status"] = max(group["status"] for group in groups)
     return dict(answer, cards=cards, said=(said or listed)[:8] if status else said[:8])
 

@@ -48,6 +48,8 @@ LOST = re.compile(
     r"(?i)gpu is lost|determine the device handle|fallen off the bus|requires? reset|handle.*unknown error"
 )
 ADDRESS = re.compile(r"(?i)(?:[0-9a-f]{4,8}:)?[0-9a-f]{2}:[0-9a-f]{2}\.[0-9a-f]")
+#: Sizes for which SGLang tries its own all-reduce, which reads CUDA_VISIBLE_DEVICES as numbers.
+ALL_REDUCE = (2, 4, 6, 8)
 FAR = 0.9  # SGLang refuses tensor parallelism where one GPU has less than 0.9 of another's free memory
 
 
@@ -147,7 +149,7 @@ def named(gpus: Gpus, live: Live, wanted: Wanted) -> list[Finding]:
                 "gpu-names", said, "a container that has that slice alone, and there CUDA_VISIBLE_DEVICES=0"
             )
         ]
-    if have.uuids and needed(gpus, live) > 1 and gpus.custom_all_reduce:
+    if have.uuids and needed(gpus, live) in ALL_REDUCE and gpus.custom_all_reduce:
         numbers = ",".join(str(card.index) for card in have.cards)
         said = (
             f"CUDA_VISIBLE_DEVICES={gpus.visible} names GPUs by UUID; tensor parallelism takes numbers only"
