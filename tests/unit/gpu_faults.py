@@ -70,6 +70,16 @@ FAULTS: list[tuple[str, str, Facts, list[str]]] = [
         ["user-space"],
     ),
     ("gpu-visible", "BLOCK", smi("No devices were found", 6), ["dmesg"]),
+    (
+        "gpu-visible", "BLOCK",
+        {
+            "gpus": {
+                **smi("No devices were found", 6)["gpus"],
+                "pci": [{"bus": ONE, "driver": "nouveau", "dead": False}],
+            }
+        },
+        ["nouveau", "blacklist"],
+    ),
     ("gpu-visible", "BLOCK", smi("Segmentation fault", 139), ["no GPU is visible"]),
     ("gpu-visible", "BLOCK", smi("nvidia-smi -L: no answer in 45 s", 124), ["unknown", "do not restart"]),
     (

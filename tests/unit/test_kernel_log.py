@@ -104,6 +104,12 @@ def test_a_lost_gpu_in_one_line() -> None:
     assert one(line)[0] == "bus"
 
 
+def test_a_gpu_that_does_not_wake_up() -> None:
+    line = "[9.0] nvidia 0000:b3:00.0: Unable to change power state from D3cold to D0, device inaccessible"
+    assert one(line) == ("bus", None, "0000:b3:00.0")
+    assert kernel_log.events([line.replace("nvidia 0000", "nvme 0000")]) == []
+
+
 def test_a_version_mismatch_over_four_lines() -> None:
     lines = [
         "[50.1] NVRM: API mismatch: the client has the version 570.148.08, but",

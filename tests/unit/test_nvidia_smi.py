@@ -8,11 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from healthy import HEALTHY_H200, WANTED, overlaid
 
 from ddtree_agent import nvidia_smi, probe_gpu, probe_processes, probe_topology
 from ddtree_agent.probe_areas import Context
 from ddtree_agent.unitenv import split_launch
 from ddtree_ops.core.checks import gpu_facts
+from ddtree_ops.core.doctor import examine
 
 pytestmark = pytest.mark.tier("preflight")
 FIXTURES = Path(__file__).resolve().parent.parent / "fixtures" / "preflight"
@@ -191,6 +193,66 @@ def test_the_whole_section_from_a_tool_that_answers_as_recorded(
     assert (found.status, found.visible, found.need) == (0, "0", 1)
     assert found.cards[0].recovery == "None"
     assert found.first_ms is not None
+
+
+def judged(changed: dict[str, str], **how: Any) -> dict[str, set[str]]:
+    """{rule: levels} of the recorded H200 with some of its answers changed, at tp 1."""
+    ask = asker({**RECORDED, **changed}, **how)
+    groups = [nvidia_smi.query("smi", "gpu", fields, 1.0, ask) for fields in nvidia_smi.GROUPS]
+    cards, said = nvidia_smi.join(groups)
+    document = overlaid(HEALTHY_H200, {"launch": {"tp": 1}, "gpus": {"need": 1, "said": said, "pci": []}})
+    document["gpus"]["cards"] = cards
+    found: dict[str, set[str]] = {}
+    for one in examine(document, WANTED):
+        found.setdefault(one.rule, set()).add(str(one.level))
+    return {rule: levels for rule, levels in found.items() if rule.startswith("gpu-") and rule not in ASIDE}
+
+
+#: These read other sections too, whose GPUs are not the recorded one.
+ASIDE = ("gpu-strangers", "gpu-memory", "gpu-leftovers", "gpu-xid", "gpu-kernel", "gpu-topology")
+LOST = "Unable to determine the device handle for GPU0000:2A:00.0: GPU is lost.  Reboot the system\n"
+
+
+@pytest.mark.parametrize(
+    "changed, extra, rule, level",
+    [
+        ({}, LOST, "gpu-lost", "BLOCK"),
+        ({"uuid": "[Unknown Error]", "memory.total": "ERR!"}, "", "gpu-lost", "BLOCK"),
+        ({"mig.mode.current": "Enabled"}, "", "gpu-mig", "WARN"),
+        ({"mig.mode.pending": "Enabled"}, "", "gpu-mig", "WARN"),
+        ({"fabric.state": "In Progress"}, "", "gpu-fabric", "WARN"),
+        ({"remapped_rows.pending": "Yes"}, "", "gpu-rows", "BLOCK"),
+        ({"remapped_rows.failure": "Yes"}, "", "gpu-rows", "BLOCK"),
+        ({"gpu_recovery_action": "Reset"}, "", "gpu-recovery", "BLOCK"),
+        ({"gpu_recovery_action": "[Unknown Error]"}, "", "gpu-recovery", "WARN"),
+        ({"persistence_mode": "Disabled"}, "", "gpu-persistence", "WARN"),
+        ({"ecc.errors.uncorrected.volatile.total": "2"}, "", "gpu-ecc", "BLOCK"),
+        ({"ecc.errors.uncorrected.volatile.total": "[Unknown Error]"}, "", "gpu-ecc", "WARN"),
+        ({"compute_mode": "Prohibited"}, "", "gpu-compute-mode", "BLOCK"),
+    ],
+)
+def test_the_recorded_answers_with_a_fault_in_them(
+    changed: dict[str, str], extra: str, rule: str, level: str
+) -> None:
+    found = judged(changed, extra=extra)
+    assert level in found[rule]
+    others = {name: levels for name, levels in found.items() if name not in (rule, "gpu-lost")}
+    assert set().union(*others.values()) == {"OK"}
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {},
+        {"fabric.state": "Completed", "fabric.status": "Success"},
+        {"mig.mode.current": "[N/A]", "mig.mode.pending": "[N/A]"},
+        {"ecc.mode.current": "[N/A]", "remapped_rows.pending": "[N/A]", "remapped_rows.failure": "[N/A]"},
+        {"retired_pages.pending": "No", "gpu_recovery_action": "[N/A]"},
+        {"remapped_rows.uncorrectable": "3", "ecc.errors.uncorrected.aggregate.total": "3"},
+    ],
+)
+def test_the_recorded_answers_of_a_healthy_card(changed: dict[str, str]) -> None:
+    assert set().union(*judged(changed).values()) == {"OK"}
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,10 @@ _SXID = re.compile(r"SXid \(PCI:([^)]+)\): (\d+), (Fatal|Non-fatal)?,?(.*)", re.
 _BUS = re.compile(r"(?:PCI:)?((?:[0-9a-fA-F]{4,8}:)?[0-9a-fA-F]{2}:[0-9a-fA-F]{2}(?:\.[0-9a-fA-F])?)")
 #: (kind, what tells it); the text is a fault's lines joined.
 KINDS: Tuple[Tuple[str, "re.Pattern[str]"], ...] = (
-    ("bus", re.compile(r"(?i)fallen off the bus|NVRM:.*GPU (?:has been |is )?lost\b")),
+    ("bus", re.compile(
+            r"(?i)fallen off the bus|NVRM:.*GPU (?:has been |is )?lost\b"
+            r"|\bnvidia [0-9a-f:.]+: .*(?:device inaccessible|not ready .*giving up)"
+        )),
     ("mismatch", re.compile(r"NVRM: API mismatch")),
     (
         "map",
@@ -111,7 +114,11 @@ def _event(text: str) -> Optional[Dict[str, Any]]:
     for kind, sign in KINDS:
         if sign.search(text):
             # Only where the line is about a PCI device: a time of day looks like an address too.
-            bus = _BUS.search(text.partition("NVRM:")[2]) if kind in ("bus", "probe", "map", "gsp") else None
+            bus = (
+                _BUS.search(text.partition("NVRM:")[2] or text)
+                if kind in ("bus", "probe", "map", "gsp")
+                else None
+            )
             victim = _OOM.search(text) if kind == "oom" else None
             detail = victim.group(2) if victim else ""
             if kind == "oom" and not victim:

@@ -69,6 +69,11 @@ def visible(gpus: Gpus, live: Live, wanted: Wanted) -> list[Finding]:
         names = ", ".join(sorted({card.name or "unknown" for card in gpus.cards}))
         return [ok("gpu-visible", f"{len(gpus.cards)} listed: {names}")]
     text = "; ".join(gpus.said[:3]) or f"nvidia-smi ended with {gpus.status} and lists no GPU"
+    other = next((one for one in gpus.pci if one.driver not in (None, "nvidia")), None)
+    if other is not None and not any(one.driver == "nvidia" for one in gpus.pci):
+        said = f"{text}: the GPU at {other.bus} belongs to the driver {other.driver}, not to nvidia"
+        remedy = f"blacklist {other.driver} in /etc/modprobe.d of {wanted.host} (or take it from its guest), reboot"
+        return [block("gpu-visible", said, remedy)]
     for sign, meaning, remedy in SAID:
         if re.search(sign, text):
             return [block("gpu-visible", f"{text}: {meaning}", remedy.format(host=wanted.host))]
