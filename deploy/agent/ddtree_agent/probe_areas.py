@@ -4,7 +4,18 @@ from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any, Callable, Dict, List, Optional, Tuple
 
-from . import sandbox, unitenv
+from . import (
+    inner_cuda,
+    inner_nccl,
+    probe_devices,
+    probe_driver,
+    probe_gpu,
+    probe_kernel_log,
+    probe_processes,
+    probe_topology,
+    sandbox,
+    unitenv,
+)
 
 
 @dataclass
@@ -20,9 +31,19 @@ class Context:
 
 
 #: (section, function of the context, limit in seconds): run by the agent, as root.
-HERE: List[Tuple[str, Callable[[Context], Dict[str, Any]], float]] = []
+HERE: List[Tuple[str, Callable[[Context], Dict[str, Any]], float]] = [
+    ("gpus", probe_gpu.gpus, 80),
+    ("driver", probe_driver.driver, 15),
+    ("kernel_log", probe_kernel_log.log, 12),
+    ("devices", probe_devices.devices, 15),
+    ("gpu_processes", probe_processes.holders, 50),
+    ("topology", probe_topology.topology, 35),
+]
 #: (section, module with collect(argument), argument from the context, limit): run as the service would.
-INSIDE: List[Tuple[str, ModuleType, Callable[[Context], Any], float]] = []
+INSIDE: List[Tuple[str, ModuleType, Callable[[Context], Any], float]] = [
+    ("cuda", inner_cuda, probe_gpu.smoke_argument, 60),
+    ("nccl", inner_nccl, probe_gpu.peer_argument, 60),
+]
 
 
 def jobs(context: Context) -> "List[Any]":
