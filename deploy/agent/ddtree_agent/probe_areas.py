@@ -4,7 +4,8 @@ from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any, Callable, Dict, List, Optional, Tuple
 
-from . import sandbox, unitenv
+from . import inner_arguments, inner_model, inner_weights, probe_host, probe_model, sandbox, unitenv
+from .layout import OPT
 
 
 @dataclass
@@ -22,7 +23,21 @@ class Context:
 #: (section, function of the context, limit in seconds): run by the agent, as root.
 HERE: List[Tuple[str, Callable[[Context], Dict[str, Any]], float]] = []
 #: (section, module with collect(argument), argument from the context, limit): run as the service would.
-INSIDE: List[Tuple[str, ModuleType, Callable[[Context], Any], float]] = []
+INSIDE: List[Tuple[str, ModuleType, Callable[[Context], Any], float]] = [
+    ("checkpoints", inner_model, lambda c: probe_model.named(c.request, c.launch), 15),
+    (
+        "weights",
+        inner_weights,
+        lambda c: probe_model.places(c.request, c.launch, c.show, c.env, probe_host.user(c.show).get("home")),
+        15,
+    ),
+    (
+        "arguments",
+        inner_arguments,
+        lambda c: {"args": c.launch.args if c.launch else [], "skip": [OPT + "/"]},
+        15,
+    ),
+]
 
 
 def jobs(context: Context) -> "List[Any]":

@@ -4,18 +4,20 @@ import json
 import os
 from typing import Any, Dict, List, Optional
 
+from .inner_model import hub_facts, is_hybrid, snapshot, text_of
+from .layout import OPT
 from .unitenv import Launch
 
-_HYBRID_WORDS = ("linear_attention", "mamba", "recurrent", "gated_delta")
+TARGET = ("--model-path", "--model")
+DRAFT = ("--speculative-draft-model-path", "--speculative-draft-model")
 
 
 def models(request: Dict[str, Any], launch: Optional[Launch], show: Dict[str, str]) -> Dict[str, Any]:
     """{target, draft: summary | null, target_hybrid, context_length, block_size}."""
     base = show.get("WorkingDirectory", "").lstrip("!-") or "/"
     flag = launch.value if launch else lambda *names: None
-    target = request.get("model") or flag("--model-path", "--model")
-    draft = request.get("draft") or flag("--speculative-draft-model-path", "--speculative-draft-model")
-    found = {"target": summary(target, base), "draft": summary(draft, base)}
+    asked = named(request, launch)
+    found = {"target": summary(asked["target"], base), "draft": summary(asked["draft"], base)}
     main, side = found["target"] or {}, found["draft"] or {}
     context = flag("--context-length")
     return {
@@ -24,6 +26,31 @@ def models(request: Dict[str, Any], launch: Optional[Launch], show: Dict[str, st
         "context_length": int(context) if context and context.isdigit() else None,
         "block_size": side.get("block_size"),
     }
+
+
+def named(request: Dict[str, Any], launch: Optional[Launch]) -> Dict[str, Any]:
+    """inner_model's argument: the checkpoints as the service names them."""
+    flag = launch.value if launch else lambda *names: None
+    target, draft = request.get("model") or flag(*TARGET), request.get("draft") or flag(*DRAFT)
+    return {"target": target, "draft": draft, "skip": [OPT + "/"]}
+
+
+def places(
+    request: Dict[str, Any],
+    launch: Optional[Launch],
+    show: Dict[str, str],
+    env: Dict[str, str],
+    home: Optional[str],
+) -> Dict[str, Any]:
+    """inner_weights' argument: the directory of each checkpoint, a hub id's in the cache of the service's user."""
+    base = show.get("WorkingDirectory", "").lstrip("!-") or "/"
+    cache = str(hub_facts({"HOME": home or "/root", **env})["cache"])
+    found: Dict[str, Any] = {}
+    for side in ("target", "draft"):
+        given = named(request, launch)[side]
+        there = given and os.path.exists(os.path.join(base, given))
+        found[side] = given and (os.path.join(base, given) if there else snapshot(given, cache))
+    return found
 
 
 def summary(path: Optional[str], base: str) -> Optional[Dict[str, Any]]:
@@ -53,8 +80,7 @@ def summary(path: Optional[str], base: str) -> Optional[Dict[str, Any]]:
 
 def describe(config: Dict[str, Any]) -> Dict[str, Any]:
     """What a config.json says that decides how the engine may speculate."""
-    text = config.get("text_config") if isinstance(config.get("text_config"), dict) else config
-    assert isinstance(text, dict)
+    text = text_of(config)
     kinds = text.get("layer_types") or text.get("layers_block_type") or []
     dflash = config.get("dflash_config") if isinstance(config.get("dflash_config"), dict) else None
     return {
@@ -68,15 +94,6 @@ def describe(config: Dict[str, Any]) -> Dict[str, Any]:
         "dflash_config": dflash,
         "vocab_size": text.get("vocab_size"),
     }
-
-
-def is_hybrid(config: Dict[str, Any], text: Dict[str, Any]) -> bool:
-    """Whether some layers carry a recurrent state (GDN, Mamba): by layer types or such models' keys."""
-    kinds = [str(kind) for kind in text.get("layer_types") or text.get("layers_block_type") or []]
-    if any(word in kind for kind in kinds for word in _HYBRID_WORDS):
-        return True
-    keys = ("full_attention_interval", "linear_conv_kernel_dim", "mamba_d_state", "mamba_d_conv", "ssm_cfg")
-    return any(text.get(key) or config.get(key) for key in keys)
 
 
 def _missing(place: str) -> List[str]:
