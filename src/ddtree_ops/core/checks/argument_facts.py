@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from ddtree_ops.core.facts_live import Live
     from ddtree_ops.core.wanted import Wanted
 
+MIB = 1 << 20
 TP = ("--tp-size", "--tensor-parallel-size", "--tp")
 PP = ("--pp-size", "--pipeline-parallel-size")
 DP = ("--dp-size", "--data-parallel-size")
@@ -112,18 +113,22 @@ class GpuRoom:
 
 
 def gpus(live: Live) -> list[GpuRoom] | None:
-    """The GPUs' memory from the section `gpus`; None where nothing is known of them."""
-    rows = getattr(live.areas.get("gpus"), "gpus", None)
+    """The GPUs that the service will take, from the section `gpus`; None where nothing is known of their memory."""
+    seen = live.areas.get("gpus")
+    cards = list(getattr(seen, "cards", ()))
+    shown = getattr(seen, "visible", None)
+    if shown is not None:
+        words = [word.strip() for word in shown.split(",")]
+        cards = [card for word in words for card in cards if word in (str(card.index), card.uuid)]
     found = []
-    for row in rows or ():
-        total, used = getattr(row, "memory_total", None), getattr(row, "memory_used", None)
-        if not isinstance(total, int) or total <= 0:
+    for card in cards[getattr(seen, "base", 0) or 0 :][: getattr(seen, "need", None)]:
+        if not card.total:
             return None
-        parts = str(getattr(row, "compute_cap", None) or "").split(".")
+        parts = str(card.cc or "").split(".")
         capability = (
             (int(parts[0]), int(parts[1])) if len(parts) == 2 and all(map(str.isdigit, parts)) else None
         )
-        found.append(GpuRoom(total, used if isinstance(used, int) else 0, capability))
+        found.append(GpuRoom(card.total * MIB, (card.used or 0) * MIB, capability))
     return found or None
 
 

@@ -1,0 +1,137 @@
+"""Rules about how the model spreads over this host's GPUs: its heads, its context, its attention kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from ddtree_ops.core.checks.argument_facts import ARGUMENTS, BACKENDS, Arguments, gpus, judged
+from ddtree_ops.core.checks.checkpoint_facts import CHECKPOINTS, Checkpoints, Side
+from ddtree_ops.core.checks.rule import Rule
+from ddtree_ops.core.finding import Finding, block, ok, warn
+
+if TYPE_CHECKING:
+    from ddtree_ops.core.facts_live import Live
+    from ddtree_ops.core.wanted import Wanted
+
+#: Backends by the compute capabilities that their kernels are built for.
+_BACKEND_ARCH = {
+    "fa3": (8, 9),
+    "flashmla": (9, 9),
+    "fa4": (9, 10),
+    "trtllm_mla": (10, 10),
+    "trtllm_mha": (10, 10),
+    "cutlass_mla": (10, 10),
+}
+
+
+def divides(found: Checkpoints, live: Live, wanted: Wanted) -> Sequence[Finding]:
+    """The heads of target and draft can be shared out over the tensor-parallel ranks."""
+    args = live.of(ARGUMENTS)
+    if not isinstance(args, Arguments):
+        return []
+    tp, said = judged(args, wanted).tp, []
+    for side in (found.target, found.draft):
+        if side is None or not side.known or tp == 1:
+            continue
+        if wrong := _undivided(side, tp):
+            fits = [n for n in range(tp - 1, 0, -1) if not _undivided(side, n)]
+            text = f"{side.path}: {wrong} over tp {tp}"
+            said.append(block("tp-divides", text, f"--tp-size {fits[0] if fits else 1} in the unit"))
+    return said or [ok("tp-divides", f"heads divide over tp {tp}")]
+
+
+def _undivided(side: Side, tp: int) -> str | None:
+    heads, kv = side.num_attention_heads, side.num_key_value_heads
+    if heads and heads % tp:
+        return f"{heads} attention heads cannot be divided"
+    if kv and kv % tp and tp % kv:
+        return f"{kv} key-value heads cannot be divided"
+    for name, count in (("value", side.linear_num_value_heads), ("key", side.linear_num_key_heads)):
+        if count and count % tp:
+            return f"{count} linear-attention {name} heads cannot be divided"
+    return None
+
+
+def context(found: Checkpoints, live: Live, wanted: Wanted) -> Sequence[Finding]:
+    """--context-length is one that the model was made for."""
+    args, side = live.of(ARGUMENTS), found.target
+    if not isinstance(args, Arguments) or side is None or not side.known:
+        return []
+    asked, most = judged(args, wanted).number("--context-length"), longest(side)
+    if asked is None:
+        return [ok("context-length", f"the model's own, {most or 'unknown'}")]
+    if most is None:
+        return [
+            warn("context-length", f"{side.path} does not say how long a context it takes", "its model card")
+        ]
+    if asked > most:
+        text = f"--context-length {asked}, and {side.path} takes {most}"
+        if args.on("SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN"):
+            remedy = f"--context-length {most}, or a rope_scaling in config.json that was tested"
+            return [
+                warn(
+                    "context-length",
+                    f"{text}: allowed by the unit's environment, answers may be wrong",
+                    remedy,
+                )
+            ]
+        remedy = (
+            f"--context-length {most} in the unit, or Environment=SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN=1"
+        )
+        return [block("context-length", f"{text}: the engine refuses to start", remedy)]
+    return [ok("context-length", f"{asked} of {most}")]
+
+
+def longest(side: Side) -> int | None:
+    """The context that the engine derives from a config: positions, times the factor of a scaling that does not say
+    of which length it starts."""
+    most = side.max_position_embeddings
+    return int(most * side.rope_factor) if most and side.rope_factor and not side.rope_original else most
+
+
+def backends(found: Arguments, live: Live, wanted: Wanted) -> Sequence[Finding]:
+    """The attention backend has kernels for these GPUs."""
+    args, rooms = judged(found, wanted), gpus(live)
+    asked = sorted({value for name in BACKENDS if (value := args.text(name)) in _BACKEND_ARCH})
+    if not asked or live.cuda is False:
+        return []
+    capabilities = sorted({room.capability for room in rooms or () if room.capability})
+    if not capabilities:
+        text = f"whether {asked[0]} has kernels for these GPUs is unknown"
+        return [
+            warn(
+                "attention-backend",
+                text,
+                f"nvidia-smi --query-gpu=compute_cap --format=csv, on {wanted.host}",
+            )
+        ]
+    for name in asked:
+        low, high = _BACKEND_ARCH[name]
+        for major, minor in capabilities:
+            if not low <= major <= high:
+                text = f"{name} has kernels for compute capability {low}.x to {high}.x, this GPU has {major}.{minor}"
+                return [block("attention-backend", text, "--attention-backend triton in the unit")]
+    return [ok("attention-backend", f"{', '.join(asked)} on {capabilities[0][0]}.{capabilities[0][1]}")]
+
+
+RULES: tuple[Rule[Any], ...] = (
+    Rule(
+        "tp-divides",
+        CHECKPOINTS,
+        divides,
+        "Heads that do not divide over the ranks end the start with an assertion while the model is built.",
+    ),
+    Rule(
+        "context-length",
+        CHECKPOINTS,
+        context,
+        "A context beyond the model's own is refused at the start, or answers wrongly where it was allowed.",
+    ),
+    Rule(
+        "attention-backend",
+        ARGUMENTS,
+        backends,
+        "A backend without kernels for the GPU dies at the first capture, after the weights are loaded.",
+    ),
+)
