@@ -80,6 +80,8 @@ def gpu(found: Weights, live: Live, wanted: Wanted) -> Sequence[Finding]:
         if flags
         else "fewer requests and a shorter context, or more GPUs"
     )
+    if not any(flag.startswith("--mem-fraction-static") for flag in flags):
+        text += "; no value of --mem-fraction-static makes it fit"
     if fit is memory.Fit.NO:
         return [block("memory-fit", f"does not fit: {text}", remedy)]
     return [warn("memory-fit", f"hardly fits: {text}", remedy)]
