@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -84,7 +84,7 @@ def prepare(
             next=f"ddtree-ops render --host {host.name} --mode baseline, install that unit, start it, then adopt",
         )
     seen = probe(client, host, facts, series)
-    drift = _preflight(host, facts, series, mode, seen, on_event, accept)
+    drift = _preflight(host, facts, series, mode, rendered.argv, seen, on_event, accept)
     engine = seen["engine"]
     on_event(
         {"ev": "note", "text": f"sources on the host: sglang {engine['version']}, tree {engine['tree'][:16]}"}
@@ -154,8 +154,10 @@ def modules(patched: Patched) -> list[str]:
     return sorted("sglang." + name.replace("/", ".") for name in names)
 
 
-def wanted(host: HostConfig, facts: Facts | None, series: Series, mode: str | None) -> Wanted:
-    """What the preflight holds the host against."""
+def wanted(
+    host: HostConfig, facts: Facts | None, series: Series, mode: str | None, argv: Sequence[str] = ()
+) -> Wanted:
+    """What the preflight holds the host against. argv: the rendered command line of `mode`."""
     return Wanted(
         host=host.name,
         service=host.service,
@@ -167,6 +169,9 @@ def wanted(host: HostConfig, facts: Facts | None, series: Series, mode: str | No
         mode=mode,
         loses=() if mode is None else series.modes.get(mode).loses,
         needs=host.needs,
+        argv=tuple(argv),
+        accepts=series.modes.accepts(),
+        hybrid_refused=None if mode is None else series.modes.get(mode).refused(True),
     )
 
 
@@ -175,12 +180,13 @@ def _preflight(
     facts: Facts,
     series: Series,
     mode: str,
+    argv: Sequence[str],
     seen: dict[str, Any],
     on_event: Any,
     accept: Collection[str],
 ) -> list[str]:
     """Raise where a rule blocks that is not accepted; return where the host is not what was recorded of it."""
-    findings = examine(seen, wanted(host, facts, series, mode))
+    findings = examine(seen, wanted(host, facts, series, mode, argv))
     for finding in findings:
         if finding.level is Level.WARN:
             on_event({"ev": "note", "text": f"WARN {finding.rule}: {finding.evidence}"})
