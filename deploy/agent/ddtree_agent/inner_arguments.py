@@ -80,12 +80,18 @@ def read_parser(text: Optional[str]) -> Dict[str, Any]:
 def _argument(node: ast.Call, lists: Dict[str, List[str]], found: Dict[str, Any]) -> None:
     names = [one.value for one in node.args if isinstance(one, ast.Constant) and isinstance(one.value, str)]
     flags = [name for name in names if name.startswith("-")]
-    found["known"] += flags
     options = {word.arg: word.value for word in node.keywords}
     choices = _strings(options["choices"], lists) if "choices" in options else None
     kind = options.get("type")
-    bare = isinstance(options.get("action"), ast.Constant)
-    deprecated = "Deprecated" in str(getattr(options.get("action"), "id", ""))
+    action = options.get("action")
+    name = str(
+        getattr(action, "value", "") if isinstance(action, ast.Constant) else getattr(action, "attr", "")
+    )
+    bare = name in ("store_true", "store_false", "store_const", "count", "BooleanOptionalAction")
+    deprecated = "Deprecated" in str(getattr(action, "id", ""))
+    if name == "BooleanOptionalAction":
+        flags += ["--no-" + flag[2:] for flag in flags if flag.startswith("--")]
+    found["known"] += flags
     for flag in flags:
         if choices is not None:
             found["choices"][flag] = choices

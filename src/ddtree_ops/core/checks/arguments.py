@@ -36,13 +36,8 @@ def flags(found: Arguments, live: Live, wanted: Wanted) -> Sequence[Finding]:
     version = live.engine.version if isinstance(live.engine, Engine) else None
     tree = f"sglang {version or wanted.version or 'as installed'}"
     if args.known is None:
-        return [
-            warn(
-                "flags",
-                "the engine's parser was not found: its flags are unknown",
-                f"ls, there: {wanted.host}",
-            )
-        ]
+        text = "the engine's parser was not found, so which flags it knows is unknown"
+        return [warn("flags", text, f"ddtree-ops doctor --host {wanted.host}")]
     said: list[Finding] = []
     for name in sorted(set(args.flags) - args.known):
         near = _near(name, args.known)
@@ -110,14 +105,15 @@ def _value(args: Arguments, name: str, value: str | bool) -> list[Finding]:
     """One flag's value against its choices and type."""
     choices, kind, count = args.choices.get(name), args.types.get(name), args.nargs.get(name)
     if value is True:
-        if (choices or kind) and count not in ("0", "?", "*"):
+        if args.known and name in args.known and count not in ("0", "?", "*", "deprecated"):
             return [block("flag-values", f"{name} has no value", f"a value after {name} in the unit")]
         return []
     words = str(value).split() if count in ("+", "*") else [str(value)]
     wrong = [word for word in words if choices is not None and word not in choices]
     if wrong:
-        near = difflib.get_close_matches(wrong[0].lower(), choices or (), 1)
-        hint = f"{name} {near[0]}" if near else f"{name}: one of {', '.join((choices or ())[:8])}"
+        folded = {choice.lower(): choice for choice in choices or ()}
+        near = difflib.get_close_matches(wrong[0].lower(), folded, 1)
+        hint = f"{name} {folded[near[0]]}" if near else f"{name}: one of {', '.join((choices or ())[:8])}"
         return [
             block("flag-values", f"{name} {wrong[0]} is no choice of this engine", f"{hint}, in the unit")
         ]

@@ -55,7 +55,12 @@ def whole(found: Weights, live: Live, wanted: Wanted) -> Sequence[Finding]:
         side = getattr(seen, name) if isinstance(seen, Checkpoints) else None
         place = side.path if side else f"the {name}"
         args = arguments(live, wanted)
-        if files is None or (args and args.text("--load-format") in ("dummy", "remote")):
+        if files is None:
+            continue
+        if args and args.text("--load-format") in ("dummy", "remote"):
+            said.append(
+                ok("weights", f"{place}: no file is read (--load-format {args.text('--load-format')})")
+            )
             continue
         if files.faulty:
             file, why = files.faults[0]
