@@ -125,7 +125,7 @@ def spell(words: List[str], parser: Dict[str, Any]) -> "Any":
         name, equals, rest = words[at].partition("=")
         at += 1
         if not re.match(r"--?[A-Za-z]", name):
-            stray += 1
+            stray += bool(flags)  # a word before all flags is the model of `sglang serve MODEL`
             continue
         values = [rest] if equals else []
         while not equals and at < len(words) and not re.match(r"--?[A-Za-z]", words[at]):
