@@ -412,6 +412,13 @@ CASES: list[tuple[str, Facts, Level, list[str], Facts]] = [
         flags(context_length="40960"),
     ),
     (
+        "context-length",
+        drafted(max_position_embeddings=2048),
+        Level.BLOCK,
+        ["/m/d takes 2048", "--context-length 2048"],
+        drafted(max_position_embeddings=32768),
+    ),
+    (
         "ddtree",
         flags(**SPEC, attention_backend="flashinfer"),
         Level.BLOCK,

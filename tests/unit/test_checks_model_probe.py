@@ -216,9 +216,13 @@ def test_a_hub_id_is_found_in_the_units_own_cache(
     }  # fmt: skip
     assert inner_model.side("/no/such", hub, library)["exists"] is False
     launch = unitenv.Launch("/v/bin/python3", [], "cwd", ["--model-path", "acme/m8"])
-    assert probe_model.places({}, launch, {}, {"HF_HOME": str(cache.parent)}, None)["target"] == str(
-        base / "snapshots" / "ab12"
-    )
+    asked = probe_model.stored({}, launch, {"HF_HOME": str(cache.parent)}, None)
+    assert asked == {"target": "acme/m8", "draft": None, "cache": str(cache)}
+    assert inner_weights.collect(asked)["target"]["files"] == 2
+    (base / "refs").mkdir()
+    (base / "refs" / "main").write_text("gone\n")
+    assert inner_weights.collect(asked)["target"] is None
+    assert inner_weights.collect({**asked, "target": "acme/other"})["target"] is None
 
 
 ENGINE = """

@@ -170,18 +170,27 @@ def _tokenizer_faults(place: str, names: List[str]) -> List[str]:
     return faults[:NAMED]
 
 
+def hub_cache(environ: Any) -> str:
+    """The hub client's cache directory for these variables."""
+    return str(
+        environ.get("HF_HUB_CACHE") or environ.get("HUGGINGFACE_HUB_CACHE") or f"{_hub_home(environ)}/hub"
+    )
+
+
+def _hub_home(environ: Any) -> str:
+    cache = environ.get("XDG_CACHE_HOME") or os.path.join(environ.get("HOME", "/root"), ".cache")
+    return str(environ.get("HF_HOME") or os.path.join(cache, "huggingface"))
+
+
 def hub_facts(environ: Any) -> Dict[str, Any]:
     """Where the hub's cache is for this user and what decides whether it is used. Names of variables, no values."""
-    home = environ.get("HF_HOME") or os.path.join(
-        environ.get("XDG_CACHE_HOME") or os.path.join(environ.get("HOME", "/root"), ".cache"), "huggingface"
-    )
-    cache = environ.get("HF_HUB_CACHE") or environ.get("HUGGINGFACE_HUB_CACHE") or os.path.join(home, "hub")
+    cache = hub_cache(environ)
     yes = ("1", "true", "yes", "on")
     offline = [
         name for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE") if environ.get(name, "").lower() in yes
     ]
     token = bool(environ.get("HF_TOKEN") or environ.get("HUGGING_FACE_HUB_TOKEN"))
-    stored = environ.get("HF_TOKEN_PATH") or os.path.join(home, "token")
+    stored = environ.get("HF_TOKEN_PATH") or os.path.join(_hub_home(environ), "token")
     return {
         "cache": cache,
         "exists": os.path.isdir(cache),

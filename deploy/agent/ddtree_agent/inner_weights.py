@@ -20,11 +20,14 @@ _LFS = b"version https://git-lfs"
 
 
 def collect(argument: Dict[str, Any]) -> Dict[str, Any]:
-    """argument and answer: {target, draft}: a directory or a GGUF file, and what its weights are; null where none."""
+    """argument: {target, draft: a directory, a GGUF file or a hub id, cache: the hub's}.
+
+    Returns {target, draft: what the weights are, null where there are none to look at}.
+    """
     end = time.monotonic() + SECONDS
     found: Dict[str, Any] = {}
     for name in ("target", "draft"):
-        place = argument.get(name)
+        place = _place(argument.get(name), argument.get("cache") or "")
         if place and os.path.isfile(place):
             size, why = _size(place)
             why = why or _gguf(place)
@@ -40,6 +43,22 @@ def collect(argument: Dict[str, Any]) -> Dict[str, Any]:
         else:
             found[name] = None
     return found
+
+
+def _place(given: Optional[str], cache: str) -> Optional[str]:
+    """Where a checkpoint lies; a hub id's cached copy by its branch `main`, else the only one that is there."""
+    if not given or os.path.exists(given) or given.count("/") != 1:
+        return given
+    base = os.path.join(cache, "models--" + given.replace("/", "--"))
+    try:
+        with open(os.path.join(base, "refs", "main"), encoding="ascii") as file:
+            return os.path.join(base, "snapshots", file.read(64).strip())
+    except (OSError, ValueError):
+        pass
+    try:
+        return os.path.join(base, "snapshots", sorted(os.listdir(os.path.join(base, "snapshots")))[0])
+    except (OSError, IndexError):
+        return None
 
 
 def weights(place: str, names: List[str], end: float) -> Dict[str, Any]:

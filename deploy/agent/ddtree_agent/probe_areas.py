@@ -28,7 +28,7 @@ INSIDE: List[Tuple[str, ModuleType, Callable[[Context], Any], float]] = [
     (
         "weights",
         inner_weights,
-        lambda c: probe_model.places(c.request, c.launch, c.show, c.env, probe_host.user(c.show).get("home")),
+        lambda c: probe_model.stored(c.request, c.launch, c.env, probe_host.user(c.show).get("home")),
         15,
     ),
     (

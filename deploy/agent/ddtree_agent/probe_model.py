@@ -4,7 +4,7 @@ import json
 import os
 from typing import Any, Dict, List, Optional
 
-from .inner_model import hub_facts, is_hybrid, snapshot, text_of
+from .inner_model import hub_cache, is_hybrid, text_of
 from .layout import OPT
 from .unitenv import Launch
 
@@ -35,22 +35,16 @@ def named(request: Dict[str, Any], launch: Optional[Launch]) -> Dict[str, Any]:
     return {"target": target, "draft": draft, "skip": [OPT + "/"]}
 
 
-def places(
-    request: Dict[str, Any],
-    launch: Optional[Launch],
-    show: Dict[str, str],
-    env: Dict[str, str],
-    home: Optional[str],
+def stored(
+    request: Dict[str, Any], launch: Optional[Launch], env: Dict[str, str], home: Optional[str]
 ) -> Dict[str, Any]:
-    """inner_weights' argument: the directory of each checkpoint, a hub id's in the cache of the service's user."""
-    base = show.get("WorkingDirectory", "").lstrip("!-") or "/"
-    cache = str(hub_facts({"HOME": home or "/root", **env})["cache"])
-    found: Dict[str, Any] = {}
-    for side in ("target", "draft"):
-        given = named(request, launch)[side]
-        there = given and os.path.exists(os.path.join(base, given))
-        found[side] = given and (os.path.join(base, given) if there else snapshot(given, cache))
-    return found
+    """inner_weights' argument. Touches no file: a dead mount would hold up every section that runs inside the unit."""
+    asked = named(request, launch)
+    return {
+        "target": asked["target"],
+        "draft": asked["draft"],
+        "cache": hub_cache({"HOME": home or "/root", **env}),
+    }
 
 
 def summary(path: Optional[str], base: str) -> Optional[Dict[str, Any]]:

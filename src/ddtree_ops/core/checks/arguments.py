@@ -81,7 +81,7 @@ def values(found: Arguments, live: Live, wanted: Wanted) -> Sequence[Finding]:
     said = [
         finding
         for name, value in args.flags.items()
-        if value != "" and args.nargs.get(name) != "deprecated"
+        if value != "" and "$" not in str(value) and args.nargs.get(name) != "deprecated"
         for finding in _value(args, name, value)
     ]
     for names, low, high in _RANGES:

@@ -40,7 +40,10 @@ def draft_kind(side: Side) -> str:
         return "mtp"
     if "medusa" in name:
         return "medusa"
-    return "dflash" if "draft" in name and side.dflash else "whole"
+    own = side.dflash
+    return (
+        "dflash" if own and (own.target_layer_ids is not None or own.mask_token_id is not None) else "whole"
+    )
 
 
 def pair(found: Checkpoints, live: Live, wanted: Wanted) -> tuple[Arguments, Side, Side, Dflash] | None:

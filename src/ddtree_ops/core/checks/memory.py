@@ -135,8 +135,11 @@ def needed(
         "triton" if args.tree else ""
     )
     state = _recurrent(target, args)
+    if target.hybrid and state is None:
+        return "the recurrent layers' shape is"
     head = target.head_dim or hidden // (target.num_attention_heads or heads)
     latent = (target.kv_lora_rank or 0) + (target.qk_rope_head_dim or 0)
+    offload = int((args.fraction("--cpu-offload-gb") or 0) * GB) * args.tp
     slots = args.number("--max-mamba-cache-size")
     if slots is None and args.has("--disable-radix-cache"):
         slots = running
@@ -144,8 +147,7 @@ def needed(
         total=total,
         fraction=given or share,
         fraction_given=given is not None,
-        target=_loaded(files.target, target, args)
-        - int((args.fraction("--cpu-offload-gb") or 0) * GB) * args.tp,
+        target=max(0, _loaded(files.target, target, args) - offload),
         draft=_loaded(files.draft, draft, args) if draft and files.draft and speculative else 0,
         attention_layers=layers - (state.layers if state else 0),
         draft_layers=(draft.num_hidden_layers or 0) if draft and speculative else 0,

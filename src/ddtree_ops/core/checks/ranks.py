@@ -54,33 +54,36 @@ def _undivided(side: Side, tp: int) -> str | None:
 
 
 def context(found: Checkpoints, live: Live, wanted: Wanted) -> Sequence[Finding]:
-    """--context-length is one that the model was made for."""
+    """--context-length is one that the model was made for, and its draft too, which is started with the target's."""
     args, side = live.of(ARGUMENTS), found.target
     if not isinstance(args, Arguments) or side is None or not side.known:
         return []
-    asked, most = judged(args, wanted).number("--context-length"), longest(side)
-    if asked is None:
-        return [ok("context-length", f"the model's own, {most or 'unknown'}")]
+    seen = judged(args, wanted)
+    asked, most = seen.number("--context-length"), longest(side)
     if most is None:
         return [
             warn("context-length", f"{side.path} does not say how long a context it takes", "its model card")
         ]
-    if asked > most:
-        text = f"--context-length {asked}, and {side.path} takes {most}"
-        if args.on("SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN"):
-            remedy = f"--context-length {most}, or a rope_scaling in config.json that was tested"
-            return [
-                warn(
-                    "context-length",
-                    f"{text}: allowed by the unit's environment, answers may be wrong",
-                    remedy,
-                )
-            ]
-        remedy = (
-            f"--context-length {most} in the unit, or Environment=SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN=1"
+    said = [_longer(side, asked, most, seen)] if asked is not None and asked > most else []
+    draft, used = found.draft, asked or most
+    if seen.algorithm and draft is not None and draft.known and not found.same:
+        limit = longest(draft)
+        if limit is not None and used > limit:
+            said.append(_longer(draft, used, limit, seen))
+    return said or [ok("context-length", f"{used} of {most}")]
+
+
+def _longer(side: Side, asked: int, most: int, args: Arguments) -> Finding:
+    text = f"a context of {asked}, and {side.path} takes {most}"
+    if args.on("SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN"):
+        remedy = f"--context-length {most}, or a rope_scaling in config.json that was tested"
+        return warn(
+            "context-length", f"{text}: allowed by the unit's environment, answers may be wrong", remedy
         )
-        return [block("context-length", f"{text}: the engine refuses to start", remedy)]
-    return [ok("context-length", f"{asked} of {most}")]
+    remedy = (
+        f"--context-length {most} in the unit, or Environment=SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN=1"
+    )
+    return block("context-length", f"{text}: the engine refuses to start", remedy)
 
 
 def longest(side: Side) -> int | None:
@@ -126,7 +129,8 @@ RULES: tuple[Rule[Any], ...] = (
         "context-length",
         CHECKPOINTS,
         context,
-        "A context beyond the model's own is refused at the start, or answers wrongly where it was allowed.",
+        "A context beyond the model's own, or its draft's, is refused at the start (the draft's after the target is "
+        "loaded), or answers wrongly where it was allowed.",
     ),
     Rule(
         "attention-backend",
