@@ -251,6 +251,9 @@ def test_the_parsers_flags_are_read_from_its_text() -> None:
     )
     more = inner_arguments.read_parser(ENGINE + "    add_ours(parser, 1)\n")
     assert more["complete"] is False
+    starred = inner_arguments.read_parser(ENGINE + "    parser.add_argument(*names, **options)\n")
+    assert starred["complete"] is False and "--port" in starred["known"]
+    assert inner_arguments.read_parser("parser.add_argument('--port')")["known"] is None
     assert inner_arguments.read_parser("def (")["known"] is None
     assert inner_arguments.read_parser(None)["known"] is None
 

@@ -74,12 +74,15 @@ def read_parser(text: Optional[str]) -> Dict[str, Any]:
             _argument(call, lists, found)
         elif isinstance(call.func, ast.Name) and call.func.id.startswith("add_") and call.args:
             found["complete"] = False
-    return found if found["known"] else empty
+    # Without this one it is not the server's parser that was read, or one that is built in another way.
+    return found if "--model-path" in found["known"] else empty
 
 
 def _argument(node: ast.Call, lists: Dict[str, List[str]], found: Dict[str, Any]) -> None:
     names = [one.value for one in node.args if isinstance(one, ast.Constant) and isinstance(one.value, str)]
     flags = [name for name in names if name.startswith("-")]
+    if any(isinstance(one, ast.Starred) for one in node.args):
+        found["complete"] = False
     options = {word.arg: word.value for word in node.keywords}
     choices = _strings(options["choices"], lists) if "choices" in options else None
     kind = options.get("type")
