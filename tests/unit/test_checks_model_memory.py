@@ -249,3 +249,24 @@ def test_a_load_needs_the_hosts_memory() -> None:
     limit = said("load-memory", {"memory": {"limit": 8 * GIB}})
     assert limit.level is Level.BLOCK and "MemoryMax=" in str(limit.remedy)
     assert said("load-memory", {"memory": {"limit": 16 * GIB, "available": 15 * GIB}}).level is Level.OK
+
+
+def test_what_the_engine_said_on_a_real_h200() -> None:
+    """shared/h200, tiny models: 0.02 GB of states for 32 slots, 0.05 GB for 8 requests x 8 rows, K of 0.03 GB for 32768
+    tokens, and a fraction of 0.91 by its own choice."""
+    tiny = Recurrent(layers=3, heads=4, key=128, value=128, conv=2 * 2 * 128 + 4 * 128, kernel=4)
+    ssm = 3 * 4 * 128 * 128 * 4
+    assert tiny.state(1) == ssm + 3 * 1024 * 3 * 2
+    assert round(ssm * 33 / GIB, 2) == 0.02 and round(ssm * 9 * 8 / GIB, 2) == 0.05
+    need = dataclasses.replace(
+        HYBRID, fraction=0.5, target=820 * MIB, draft=8 * MIB, attention_layers=1, draft_layers=2, kv=2 * 2 * 256,
+        kv_heads=2, vocab=512, context=2048, width=8, graphs=8, recurrent=tiny, state_slots=32, pool_limit=32768,
+    )  # fmt: skip
+    found = budget(need)
+    assert found.states == tiny.state(1) * 64 and found.slots == tiny.state(1) * 32
+    assert found.tokens == 32768 and round(32768 * 4 * 2 * 64 * 2 / GIB, 2) == 0.03
+    assert judge(need)[0] is Fit.YES
+    assert default_fraction(H200, 1, 1, False, 8, 8192) == 0.91
+    assert (
+        judge(dataclasses.replace(need, fraction=0.0005))[0] is Fit.NO
+    )  # `Not enough memory`, as it said there
