@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from healthy import HEALTHY_CPU, HEALTHY_H200, WANTED, overlaid
 from ddtree_ops.core.checks import arguments, checkpoint, draft, draft_config, memory, ranks, speculation
 from ddtree_ops.core.doctor import blocked, examine
 from ddtree_ops.core.finding import Finding, Level
+from ddtree_ops.engine.find import find_series
 
 pytestmark = pytest.mark.tier("preflight")
 Facts = dict[str, Any]
@@ -56,6 +58,12 @@ def both(*parts: Facts) -> Facts:
 
 
 HUB = {"path": "a/b", "hub": True, "exists": None, "directory": None}
+EAGLE3 = both(
+    drafted(architectures=["LlamaForCausalLMEagle3"], dflash=None), flags(speculative_algorithm="EAGLE3")
+)
+STANDALONE = both(
+    drafted(architectures=["Qwen3ForCausalLM"], dflash=None), flags(speculative_algorithm="STANDALONE")
+)
 SPEC = {"speculative_algorithm": "DDTREE", "speculative_ddtree_budget": "32"}
 #: (rule, fault, level, words of evidence or remedy, near miss)
 CASES: list[tuple[str, Facts, Level, list[str], Facts]] = [
@@ -158,7 +166,70 @@ CASES: list[tuple[str, Facts, Level, list[str], Facts]] = [
         both(target(quantization="gptq"), flags(quantization="awq")),
         Level.BLOCK,
         ["gptq", "--quantization awq"],
-        both(target(quantization="gptq"), flags(quantization="gptq_marlin")),
+        both(
+            target(quantization="gptq"),
+            flags(quantization="gptq_marlin", speculative_draft_model_quantization="unquant"),
+        ),
+    ),
+    (
+        "quantization",
+        flags(quantization="awq"),
+        Level.BLOCK,
+        ["/m/t is not quantised"],
+        flags(quantization="fp8", speculative_draft_model_quantization="unquant"),
+    ),
+    (
+        "quantization",
+        both(target(quantization="awq"), flags(quantization="awq")),
+        Level.BLOCK,
+        ["the draft /m/d too", "unquant"],
+        target(quantization="awq"),
+    ),
+    ("quantization", flags(quantization="fp8"), Level.WARN, ["unquant"], target(quantization="fp8")),
+    (
+        "tokenizer",
+        {
+            "checkpoints": {
+                "transformers": "4.57.1",
+                "target": {"tokenizer_class": "TokB", "tokenizer_class_known": False},
+            }
+        },
+        Level.BLOCK,
+        ["TokB", "4.57.1"],
+        {
+            "checkpoints": {
+                "transformers": "4.57.1",
+                "target": {"tokenizer_class": "TokB", "tokenizer_class_known": True},
+            }
+        },
+    ),
+    (
+        "tokenizer",
+        target(tokenizer=["tokenizer.model"], tokenizer_needs="sentencepiece"),
+        Level.BLOCK,
+        ["/v/bin/python3 -m pip install sentencepiece"],
+        target(tokenizer=["tokenizer.model"], tokenizer_needs=None),
+    ),
+    (
+        "draft-target",
+        both(EAGLE3, {"weights": {"draft": {"shapes": {"fc.weight": [4096, 7680]}}}}),
+        Level.BLOCK,
+        ["7680", "4096"],
+        both(EAGLE3, {"weights": {"draft": {"shapes": {"fc.weight": [4096, 12288]}}}}),
+    ),
+    (
+        "draft-target",
+        both(EAGLE3, drafted(target_hidden_size=2560)),
+        Level.BLOCK,
+        ["2560"],
+        both(EAGLE3, drafted(target_hidden_size=4096)),
+    ),
+    (
+        "draft-target",
+        both(STANDALONE, drafted(vocab_size=32000)),
+        Level.BLOCK,
+        ["vocabulary of 32000"],
+        both(STANDALONE, drafted(hidden_size=1024)),
     ),
     (
         "draft-class",
@@ -590,3 +661,15 @@ def test_nothing_of_ours_blocks_a_healthy_host() -> None:
 def test_no_value_of_an_unknown_flag_is_told() -> None:
     found = said("flags", {"arguments": {"flags": {"--api-kye": ""}}})
     assert "did you mean --api-key" in found[0].evidence
+
+
+def test_the_series_own_flags_are_known_with_their_values() -> None:
+    modes = find_series("sglang-0.5.11", Path.cwd()).modes
+    accepts = modes.accepts()
+    assert accepts["--speculative-algorithm"] == ("DFLASH", "DDTREE")
+    assert accepts["--speculative-ddtree-budget"] == () and accepts["--attention-backend"] == ("triton",)
+    argv = ("python3", "-m", "sglang.launch_server", "--model-path", "/m/t", "--tp", "2", "--speculative-algorithm",
+            "DDTREE", "--speculative-ddtree-budget", "16", "--speculative-draft-model-path", "/m/d")  # fmt: skip
+    wanted = {"mode": "full", "accepts": accepts, "argv": argv}
+    assert [said(rule, {}, wanted)[0].level for rule in ("flags", "flag-values", "ddtree")] == [Level.OK] * 3
+    assert said("flag-values", {}, {"mode": "full", "argv": argv})[0].level is Level.BLOCK

@@ -187,6 +187,42 @@ def test_a_damaged_tokenizer_or_config_is_named(place: Path) -> None:
     assert "config.json" in inner_model.collect({"target": str(place), "draft": None})["target"]["error"]
 
 
+def test_a_tokenizer_is_held_against_the_libraries(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    packages = place / "site"
+    auto = packages / "transformers" / "models" / "auto"
+    auto.mkdir(parents=True)
+    (packages / "transformers" / "__init__.py").write_text('__version__ = "4.57.1"\n')
+    (auto / "tokenization_auto.py").write_text(
+        'NAMES = [("qwen2", ("Qwen2Tokenizer", "Qwen2TokenizerFast"))]\n'
+    )
+    (auto / "configuration_auto.py").write_text('NAMES = [("qwen3", "Qwen3Config")]\n')
+    (packages / "sglang" / "srt" / "models").mkdir(parents=True)
+    (packages / "sglang" / "srt" / "models" / "qwen3.py").write_text("class Qwen3ForCausalLM(nn.Module):\n")
+    (packages / "sglang" / "srt" / "configs").mkdir(parents=True)
+    (packages / "sglang" / "srt" / "configs" / "own.py").write_text('class C:\n    model_type = "own"\n')
+    monkeypatch.setattr(sys, "path", [str(packages)])
+    (place / "tokenizer_config.json").write_text('{"tokenizer_class": "Qwen2TokenizerFast"}')
+    found = inner_model.collect({"target": str(place), "draft": None})
+    side = found["target"]
+    assert found["transformers"] == "4.57.1"
+    assert (side["type_known"], side["class_known"], side["tokenizer_class_known"]) == (True, True, True)
+    (place / "tokenizer_config.json").write_text('{"tokenizer_class": "TokenizersBackend"}')
+    (place / "tokenizer.json").unlink()
+    (place / "tokenizer.model").write_bytes(b"x")
+    (place / "config.json").write_text(
+        json.dumps({**CONFIG, "model_type": "own", "architectures": ["Other"]})
+    )
+    side = inner_model.collect({"target": str(place), "draft": None})["target"]
+    assert (side["type_known"], side["class_known"], side["tokenizer_class_known"]) == (True, False, False)
+    assert side["tokenizer_needs"] == "sentencepiece"
+    (place / "config.json").write_text(json.dumps({**CONFIG, "model_type": "nobodys"}))
+    assert inner_model.collect({"target": str(place), "draft": None})["target"]["type_known"] is False
+    again = inner_model.collect({"target": str(place), "draft": None, "skip": [str(packages) + "/"]})[
+        "target"
+    ]
+    assert (again["type_known"], again["class_known"]) == (None, None)
+
+
 def test_a_directory_that_the_user_may_not_enter_is_named(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -23,6 +23,8 @@ _TOKENIZERS = re.compile(
     r"tokenizer\.(json|model(\.v\d+)?)|vocab\.(json|txt)|(tiktoken|spiece|sentencepiece\.bpe)\.model"
     r"|.*\.tiktoken|tekken\.json|tokenization_\w+\.py|.*\.gguf"
 )
+#: Tokenizer files that transformers can read only with this library, where there is no tokenizer.json.
+_SLOW = {"tokenizer.model": "sentencepiece", "spiece.model": "sentencepiece", "tiktoken.model": "tiktoken"}
 _LFS = b"version https://git-lfs"
 _PLAIN = """
 num_hidden_layers hidden_size intermediate_size num_attention_heads num_key_value_heads head_dim vocab_size
@@ -86,6 +88,7 @@ def side(given: str, hub: Dict[str, Any], library: "Library") -> Dict[str, Any]:
         **library.knows(config),
         "tokenizer": [name for name in names if _TOKENIZERS.fullmatch(name)][:20],
         "tokenizer_faults": _tokenizer_faults(place, names),
+        **library.tokenizer(place, names),
         "filesystem": filesystem(place),
     }
 
@@ -253,6 +256,31 @@ class Library:
         text = _text(os.path.join(self.transformers or "", "__init__.py"))
         found = re.search(r'^__version__ = "([^"]+)"', text or "", re.M)
         return found[1] if found else None
+
+    def tokenizer(self, place: str, names: List[str]) -> Dict[str, Any]:
+        """{tokenizer_class, tokenizer_class_known: bool, tokenizer_needs: a library that is missing}, or null each."""
+        try:
+            name = (
+                str(_json(os.path.join(place, "tokenizer_config.json")).get("tokenizer_class") or "") or None
+            )
+        except (OSError, ValueError, AttributeError):
+            name = None
+        slow = [] if "tokenizer.json" in names else [one for one in names if one in _SLOW]
+        lacks = [_SLOW[one] for one in slow if _package(_SLOW[one], []) is None]
+        return {
+            "tokenizer_class": name,
+            "tokenizer_class_known": self._tokenizer_class(name) if name and self.transformers else None,
+            "tokenizer_needs": lacks[0] if lacks and self.transformers else None,
+        }
+
+    def _tokenizer_class(self, name: str) -> Optional[bool]:
+        base = str(self.transformers)
+        texts = [_text(os.path.join(base, "models", "auto", "tokenization_auto.py")), *_texts(base)]
+        if texts[0] is None:
+            return None
+        plain = name[:-4] if name.endswith("Fast") else name
+        found = re.compile(r"\b%s(Fast)?\b" % re.escape(plain))
+        return any(found.search(text) for text in texts if text)
 
     def _type(self, kind: str) -> Optional[bool]:
         auto = os.path.join(self.transformers or "", "models", "auto")

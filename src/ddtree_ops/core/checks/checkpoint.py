@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from ddtree_ops.core.checks.argument_facts import ARGUMENTS, Arguments, judged
 from ddtree_ops.core.checks.checkpoint_facts import CHECKPOINTS, WEIGHTS, Checkpoints, Hub, Side, Weights
 from ddtree_ops.core.checks.rule import Rule
+from ddtree_ops.core.facts_live import Launch
 from ddtree_ops.core.finding import Finding, block, ok, warn
 
 if TYPE_CHECKING:
@@ -30,6 +31,18 @@ _REMOTE = (
     "afs",
     "ocfs",
 )
+#: Methods that read quantised weights and cannot make them.
+_NEED_CHECKPOINT = (
+    "awq",
+    "gptq",
+    "marlin",
+    "modelopt",
+    "compressed",
+    "moe_wna16",
+    "qoq",
+    "petit",
+    "auto-round",
+)
 #: Methods that the engine takes for one another: the checkpoint's name to names of --quantization.
 _SAME_METHOD = ("awq", "gptq", "modelopt", "compressed", "fp8", "w8a8", "mxfp4")
 
@@ -38,6 +51,11 @@ def arguments(live: Live, wanted: Wanted) -> Arguments | None:
     """The arguments that a deploy is about; None where they are unknown."""
     found = live.of(ARGUMENTS)
     return judged(found, wanted) if isinstance(found, Arguments) else None
+
+
+def interpreter(live: Live) -> str:
+    """The engine's Python, for a remedy."""
+    return live.launch.interpreter if isinstance(live.launch, Launch) else "python3"
 
 
 def sides(found: Checkpoints) -> Iterator[tuple[str, Side]]:
@@ -135,6 +153,23 @@ def tokenizer(found: Checkpoints, live: Live, wanted: Wanted) -> Sequence[Findin
     remedy = f"copy tokenizer.json and tokenizer_config.json into {side.path}, or --tokenizer-path"
     if side.tokenizer_faults:
         return [block("tokenizer", f"{side.path}: {side.tokenizer_faults[0]}", remedy)]
+    if side.tokenizer_class_known is False:
+        text = f"{side.path}: tokenizer_class {side.tokenizer_class} is unknown to transformers {found.transformers}"
+        made = block if not (found.transformers or "").startswith("5.") else warn
+        return [
+            made(
+                "tokenizer", text, f"a transformers release that has {side.tokenizer_class}, on {wanted.host}"
+            )
+        ]
+    if side.tokenizer_needs:
+        text = f"{side.path} has no tokenizer.json, and {side.tokenizer_needs} is not installed to read what it has"
+        return [
+            block(
+                "tokenizer",
+                text,
+                f"{interpreter(live)} -m pip install {side.tokenizer_needs}, on {wanted.host}",
+            )
+        ]
     files = [name for name in side.tokenizer if not name.endswith(".py")]
     if not side.tokenizer:
         return [block("tokenizer", f"{side.path} has no tokenizer file", remedy)]
@@ -191,7 +226,7 @@ def place(found: Checkpoints, live: Live, wanted: Wanted) -> Sequence[Finding]:
 
 
 def quantization(found: Checkpoints, live: Live, wanted: Wanted) -> Sequence[Finding]:
-    """--quantization names the method that the checkpoint was made with."""
+    """--quantization names the method that the checkpoint was made with, and the draft does not inherit it unasked."""
     side, args = found.target, arguments(live, wanted)
     asked = args.text("--quantization") if args else None
     if side is None or not side.known or not (asked or side.quantization):
@@ -205,6 +240,14 @@ def quantization(found: Checkpoints, live: Live, wanted: Wanted) -> Sequence[Fin
                 f"remove --quantization {asked} from the unit: the checkpoint says it itself",
             )
         ]
+    if asked and side.quantization is None and asked.startswith(_NEED_CHECKPOINT):
+        text = f"{side.path} is not quantised, and --quantization {asked} reads a checkpoint that is"
+        return [block("quantization", text, f"a checkpoint quantised with {asked}, or --quantization fp8")]
+    own = args.text("--speculative-draft-model-quantization") if args else None
+    if args and asked and own is None and args.algorithm and found.draft and found.draft.quantization is None:
+        text = f"--quantization {asked} goes for the draft {found.draft.path} too, which is not quantised"
+        made = block if asked.startswith(_NEED_CHECKPOINT) else warn
+        return [made("quantization", text, "--speculative-draft-model-quantization unquant in the unit")]
     return [
         ok(
             "quantization",

@@ -74,6 +74,9 @@ class Side:
     mamba_ssm_dtype: str | None = None
     tokenizer: tuple[str, ...] = ()
     tokenizer_faults: tuple[str, ...] = ()
+    tokenizer_class: str | None = None
+    tokenizer_class_known: bool | None = None
+    tokenizer_needs: str | None = None
     filesystem: str | None = None
     dflash: Dflash | None = None
     mask_token_in_target: bool | None = None

@@ -103,7 +103,9 @@ def _wrong_class(draft: Side, kind: str, algorithm: str, wanted: Wanted) -> Find
 def fits(found: Checkpoints, live: Live, wanted: Wanted) -> Sequence[Finding]:
     """A DFlash draft uses the target's embedding and head: widths and vocabulary are the target's."""
     seen = pair(found, live, wanted)
-    if seen is None or not seen[1].known:
+    if seen is None:
+        return _chain_draft(found, live, wanted)
+    if not seen[1].known:
         return []
     _, target, draft, own = seen
     other = f"hosts.yaml: draft: the draft that was trained for {target.path}"
@@ -127,6 +129,33 @@ def fits(found: Checkpoints, live: Live, wanted: Wanted) -> Sequence[Finding]:
     return [
         ok("draft-target", f"{draft.path} and {target.path}: hidden size {draft.hidden_size}, one vocabulary")
     ]
+
+
+def _chain_draft(found: Checkpoints, live: Live, wanted: Wanted) -> Sequence[Finding]:
+    """EAGLE's drafts read the target's hidden states, a standalone draft its token ids."""
+    args, target, draft, files = arguments(live, wanted), found.target, found.draft, live.of(WEIGHTS)
+    if args is None or target is None or draft is None or not target.known or not draft.known or found.same:
+        return []
+    other = f"hosts.yaml: draft: the draft that was trained for {target.path}"
+    width = target.hidden_size
+    shape = _projection(files) if isinstance(files, Weights) else None
+    eagle = draft_kind(draft) in ("eagle", "eagle3")
+    if eagle and shape and width and shape[-1] % width:
+        text = f"{draft.path} joins hidden states of {shape[-1]} numbers, those of {target.path} have {width} each"
+        return [block("draft-target", text, other)]
+    if eagle and draft.target_hidden_size and width and draft.target_hidden_size != width:
+        text = f"{draft.path} was made for a hidden size of {draft.target_hidden_size}, {target.path} has {width}"
+        return [block("draft-target", text, other)]
+    a, b = draft.vocab_size, target.vocab_size
+    if args.algorithm and a and b and a != b:
+        text = f"{draft.path} has a vocabulary of {a}, its target {target.path} of {b}"
+        made = block if args.algorithm == "STANDALONE" else warn
+        return [made("draft-target", f"{text}: token ids may not mean the same", other)]
+    return (
+        [ok("draft-target", f"{draft.path} and {target.path}: one vocabulary")]
+        if args.algorithm and a and b
+        else []
+    )
 
 
 def layers(found: Checkpoints, live: Live, wanted: Wanted) -> Sequence[Finding]:

@@ -245,6 +245,8 @@ def host(found: HostMemory, live: Live, wanted: Wanted) -> Sequence[Finding]:
         return [warn("load-memory", "what a load needs of the host's memory is unknown", remedy)]
     ranks = args.tp * args.pp
     need = ranks * (files.target.largest + _RANK)
+    cache = args.number("--hicache-size") if args.has("--enable-hierarchical-cache") else 0
+    need += ranks * (cache or 0) * GB
     if live.cuda is False:
         need = max(need, files.target.bytes + (files.draft.bytes if files.draft else 0))
     text = f"a load takes up to {need / GB:.1f} GB of host memory ({ranks} ranks x largest file and process)"
