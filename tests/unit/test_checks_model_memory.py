@@ -10,7 +10,6 @@ import pytest
 from healthy import HEALTHY_H200, WANTED, overlaid
 
 from ddtree_ops.core.checks import memory as rules
-from ddtree_ops.core.checks import ranks
 from ddtree_ops.core.doctor import SECTIONS
 from ddtree_ops.core.facts_live import parse
 from ddtree_ops.core.finding import Finding, Level
@@ -125,10 +124,8 @@ def test_the_engines_own_fraction(mib: int, tp: int, speculative: bool, fraction
     assert default_graphs(mib * MIB, tp) == graphs
 
 
-def cards(*mib: int, used: int = 0, cc: str = "9.0", visible: str | None = None) -> Any:
-    rows = [
-        SimpleNamespace(index=i, uuid=f"GPU-{i}", total=size, used=used, cc=cc) for i, size in enumerate(mib)
-    ]
+def cards(*mib: int, used: int = 0, visible: str | None = None) -> Any:
+    rows = [SimpleNamespace(index=i, uuid=f"GPU-{i}", total=size, used=used) for i, size in enumerate(mib)]
     return SimpleNamespace(cards=tuple(rows), visible=visible, base=0, need=None)
 
 
@@ -136,7 +133,7 @@ def said(rule: str, facts: dict[str, Any], seen: Any = None, wanted: Any = WANTE
     """The one finding of a rule of ours on the healthy document, with these GPUs."""
     live = parse(overlaid(HEALTHY_H200, facts), SECTIONS)
     live = dataclasses.replace(live, areas={**live.areas, "gpus": seen})
-    one = next(one for one in (*rules.RULES, *ranks.RULES) if one.id == rule)
+    one = next(one for one in rules.RULES if one.id == rule)
     found = one.judge(live.areas[one.section.name], live, wanted)
     assert len(found) == 1
     return found[0]
@@ -224,20 +221,6 @@ def test_memory_that_others_hold_while_the_service_is_stopped() -> None:
     assert (
         said("memory-fit", {}, cards(143771, 143771, used=120000)).level is Level.OK
     )  # its own, until it stops
-
-
-@pytest.mark.parametrize(
-    ("backend", "cc", "level"),
-    [
-        ("fa3", "9.0", Level.OK), ("fa3", "8.6", Level.OK), ("fa3", "10.0", Level.BLOCK), ("fa3", "12.0", Level.BLOCK),
-        ("fa3", "7.5", Level.BLOCK), ("trtllm_mha", "9.0", Level.BLOCK), ("trtllm_mha", "10.0", Level.OK),
-        ("fa3", "?", Level.WARN),
-    ],
-)  # fmt: skip
-def test_a_backend_needs_kernels_for_the_gpu(backend: str, cc: str, level: Level) -> None:
-    found = said("attention-backend", flags(attention_backend=backend), cards(143771, 143771, cc=cc))
-    assert found.level is level
-    assert level is not Level.BLOCK or f"this GPU has {cc}" in found.evidence
 
 
 def test_a_load_needs_the_hosts_memory() -> None:

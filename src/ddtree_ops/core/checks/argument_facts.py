@@ -109,7 +109,6 @@ class GpuRoom:
 
     total: int
     used: int
-    capability: tuple[int, int] | None
 
 
 def gpus(live: Live) -> list[GpuRoom] | None:
@@ -124,11 +123,7 @@ def gpus(live: Live) -> list[GpuRoom] | None:
     for card in cards[getattr(seen, "base", 0) or 0 :][: getattr(seen, "need", None)]:
         if not card.total:
             return None
-        parts = str(card.cc or "").split(".")
-        capability = (
-            (int(parts[0]), int(parts[1])) if len(parts) == 2 and all(map(str.isdigit, parts)) else None
-        )
-        found.append(GpuRoom(card.total * MIB, (card.used or 0) * MIB, capability))
+        found.append(GpuRoom(card.total * MIB, (card.used or 0) * MIB))
     return found or None
 
 

@@ -1,11 +1,11 @@
-"""Rules about how the model spreads over this host's GPUs: its heads, its context, its attention kernels."""
+"""Rules about what a model's shape allows: how many ranks share its heads, and how long a context it takes."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from ddtree_ops.core.checks.argument_facts import ARGUMENTS, BACKENDS, Arguments, gpus, judged
+from ddtree_ops.core.checks.argument_facts import ARGUMENTS, Arguments, judged
 from ddtree_ops.core.checks.checkpoint_facts import CHECKPOINTS, Checkpoints, Side
 from ddtree_ops.core.checks.rule import Rule
 from ddtree_ops.core.finding import Finding, block, ok, warn
@@ -13,16 +13,6 @@ from ddtree_ops.core.finding import Finding, block, ok, warn
 if TYPE_CHECKING:
     from ddtree_ops.core.facts_live import Live
     from ddtree_ops.core.wanted import Wanted
-
-#: Backends by the compute capabilities that their kernels are built for.
-_BACKEND_ARCH = {
-    "fa3": (8, 9),
-    "flashmla": (9, 9),
-    "fa4": (9, 10),
-    "trtllm_mla": (10, 10),
-    "trtllm_mha": (10, 10),
-    "cutlass_mla": (10, 10),
-}
 
 
 def divides(found: Checkpoints, live: Live, wanted: Wanted) -> Sequence[Finding]:
@@ -93,31 +83,6 @@ def longest(side: Side) -> int | None:
     return int(most * side.rope_factor) if most and side.rope_factor and not side.rope_original else most
 
 
-def backends(found: Arguments, live: Live, wanted: Wanted) -> Sequence[Finding]:
-    """The attention backend has kernels for these GPUs."""
-    args, rooms = judged(found, wanted), gpus(live)
-    asked = sorted({value for name in BACKENDS if (value := args.text(name)) in _BACKEND_ARCH})
-    if not asked or live.cuda is False:
-        return []
-    capabilities = sorted({room.capability for room in rooms or () if room.capability})
-    if not capabilities:
-        text = f"whether {asked[0]} has kernels for these GPUs is unknown"
-        return [
-            warn(
-                "attention-backend",
-                text,
-                f"nvidia-smi --query-gpu=compute_cap --format=csv, on {wanted.host}",
-            )
-        ]
-    for name in asked:
-        low, high = _BACKEND_ARCH[name]
-        for major, minor in capabilities:
-            if not low <= major <= high:
-                text = f"{name} has kernels for compute capability {low}.x to {high}.x, this GPU has {major}.{minor}"
-                return [block("attention-backend", text, "--attention-backend triton in the unit")]
-    return [ok("attention-backend", f"{', '.join(asked)} on {capabilities[0][0]}.{capabilities[0][1]}")]
-
-
 RULES: tuple[Rule[Any], ...] = (
     Rule(
         "tp-divides",
@@ -131,11 +96,5 @@ RULES: tuple[Rule[Any], ...] = (
         context,
         "A context beyond the model's own, or its draft's, is refused at the start (the draft's after the target is "
         "loaded), or answers wrongly where it was allowed.",
-    ),
-    Rule(
-        "attention-backend",
-        ARGUMENTS,
-        backends,
-        "A backend without kernels for the GPU dies at the first capture, after the weights are loaded.",
     ),
 )
