@@ -16,7 +16,8 @@ class Wanted:
     recorded: the document of facts/<host>.yaml (protocol section 2), None where there is none. draft: needed.
     mode, loses, needs: what is asked for, what its clients lose by it, what they must keep. argv: the rendered command
     line of that mode. accepts: {flag that the series' modes set: values it adds to the engine's own choices}.
-    hybrid_refused: why the mode does not run on a hybrid model."""
+    hybrid_refused: why the mode does not run on a hybrid model. waive: {rule: reason} of the BLOCKs that a person lets
+    pass."""
 
     host: str
     service: str
@@ -32,3 +33,4 @@ class Wanted:
     argv: tuple[str, ...] = ()
     accepts: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     hybrid_refused: str | None = None
+    waive: Mapping[str, str] = field(default_factory=dict)
