@@ -406,9 +406,16 @@ CASES: list[tuple[str, Facts, Level, list[str], Facts]] = [
     ),
     (
         "flags",
-        {"arguments": {"stray": ["x"]}},
+        {"arguments": {"stray": ["--disable-cuda-graph"]}},
         Level.BLOCK,
-        ["belong to no flag"],
+        ["--disable-cuda-graph", "takes no value"],
+        {"arguments": {"stray": []}},
+    ),
+    (
+        "flags",
+        {"arguments": {"stray": ["--model-path"]}},
+        Level.WARN,
+        ["quotes"],
         {"arguments": {"stray": []}},
     ),
     (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import struct
@@ -19,7 +20,6 @@ from ddtree_agent import (
     inner_weights,
     probe_areas,
     probe_model,
-    sandbox,
     unitenv,
 )
 
@@ -302,26 +302,34 @@ def test_no_value_that_may_be_a_secret_is_told() -> None:
         "--model": "/m", "--port": "30000", "--colour": "green", "--api-key": "", "--admin-port-key": "",
         "--mystery": "", "--switch": True,
     }  # fmt: skip
-    assert (repeated, len(stray)) == ([], 1)
+    assert (repeated, stray) == ([], ["--switch"])
+    shell = ["--port", "1", "--switch", "$@", ">>", "/var/log/x", "2>&1"]
+    assert inner_arguments.spell(shell, parser) == ({"--port": "1", "--switch": True}, [], [])
+    assert inner_arguments.spell(["--model=/my", "model"], parser)[2] == ["--model"]
     assert inner_arguments.spell(["--port", "1", "--port=2"], parser) == ({"--port": "2"}, ["--port"], [])
     assert inner_arguments.spell(["/m", "--port", "1"], parser)[2] == []
 
 
-def test_the_sections_run_from_their_text_alone_and_quickly(place: Path, tmp_path: Path) -> None:
-    """As sandbox.collect does inside the unit: nothing of the agent is importable there."""
+ALONE = (
+    "import json, sys; a, s = json.load(sys.stdin); n = {}; exec(s, n); print(json.dumps(n['collect'](a)))"
+)
+
+
+def test_the_sections_run_from_their_text_alone_and_quickly(place: Path) -> None:
+    """As inside the unit: nothing of the agent is importable there."""
     launch = unitenv.Launch(sys.executable, [], "cwd", ["--model-path", str(place), "--port", "1"])
     context = probe_areas.Context({}, {}, launch, {}, {})
-    ours = ("checkpoints", "weights", "arguments")
-    jobs = [
-        (name, module, ask(context), limit) for name, module, ask, limit in probe_areas.INSIDE if name in ours
-    ]
+    found = {}
     started = time.monotonic()
-    done = subprocess.run(
-        [sys.executable, "-I", "-c", "import sys; exec(sys.stdin.read())"],
-        input=sandbox._program(jobs), capture_output=True, timeout=60, check=True,
-    )  # fmt: skip
-    found = sandbox._read(done.stdout.decode())
-    assert sorted(found) == sorted(ours) and not any("error" in answer for answer in found.values()), found
+    for name, module, ask, _ in probe_areas.INSIDE:
+        if module in (inner_model, inner_weights, inner_arguments):
+            told = json.dumps([ask(context), inspect.getsource(module)])
+            done = subprocess.run(
+                [sys.executable, "-I", "-c", ALONE], input=told, capture_output=True, text=True, check=True
+            )
+            found[name] = json.loads(done.stdout)
+    assert sorted(found) == ["arguments", "checkpoints", "weights"]
     assert found["weights"]["target"]["files"] == 2
+    assert found["checkpoints"]["target"]["hidden_size"] == 64
     assert found["arguments"]["flags"]["--model-path"] == str(place)
-    assert time.monotonic() - started < 20  # on a loaded CI machine; alone it takes 0.3 s
+    assert time.monotonic() - started < 30  # on a loaded CI machine; alone it takes half a second

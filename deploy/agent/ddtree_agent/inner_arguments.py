@@ -119,29 +119,32 @@ def _strings(node: ast.AST, lists: Dict[str, List[str]]) -> Optional[List[str]]:
 
 
 def spell(words: List[str], parser: Dict[str, Any]) -> "Any":
-    """({flag: value}, [flag given twice], [word that belongs to no flag]), values masked where they may be secret."""
+    """({flag: value}, [flag given twice], [flag after which a word stands that it cannot take]); values that may be
+    secret are "". What a shell would take for itself (a redirection, "$@") is no argument."""
     flags: Dict[str, Any] = {}
     repeated: List[str] = []
-    stray = 0
-    at = 0
+    stray: List[str] = []
+    end = next((i for i, word in enumerate(words) if re.match(r"\d*&?[<>]|&$", word)), len(words))
+    words, last, at = words[:end], "", 0
     while at < len(words):
         name, equals, rest = words[at].partition("=")
         at += 1
         if not re.match(r"--?[A-Za-z]", name):
-            stray += bool(flags)  # a word before all flags is the model of `sglang serve MODEL`
+            if last and not name.startswith("$"):  # before all flags: the model of `sglang serve MODEL`
+                stray.append(last)
             continue
         values = [rest] if equals else []
         while not equals and at < len(words) and not re.match(r"--?[A-Za-z]", words[at]):
             values.append(words[at])
             at += 1
-        full = _whole(name, parser)
-        if full in flags and full not in repeated:
-            repeated.append(full)
-        if parser["nargs"].get(full) == "0" and values and not equals:
-            stray += len(values)
+        last = _whole(name, parser)
+        if last in flags and last not in repeated:
+            repeated.append(last)
+        if parser["nargs"].get(last) == "0" and values and not equals:
+            stray += [last] * sum(not value.startswith("$") for value in values)
             values = []
-        flags[full] = True if not values else (" ".join(values) if _told(full, parser) else "")
-    return flags, repeated, ["a word that belongs to no flag"] * stray
+        flags[last] = True if not values else (" ".join(values) if _told(last, parser) else "")
+    return flags, repeated, stray
 
 
 def _whole(name: str, parser: Dict[str, Any]) -> str:

@@ -44,12 +44,13 @@ class EngineText:
 
 @dataclass(frozen=True)
 class Arguments:
-    """flags: {name: value}, True for a bare flag, "" for a value that is not told. known: the parser's flags, None
+    """flags: {name: value}, True for a bare flag, "" for a value that is not told. stray: flags after
+    which a word stands that they cannot take. known: the parser's flags, None
     where its text was not found; complete: whether they are all. nargs: "0" for a switch, "deprecated"."""
 
     flags: Mapping[str, str | bool]
     repeated: tuple[str, ...]
-    stray: int
+    stray: tuple[str, ...]
     known: frozenset[str] | None
     complete: bool
     choices: Mapping[str, tuple[str, ...]]
@@ -145,7 +146,7 @@ def judged(found: Arguments, wanted: Wanted) -> Arguments:
         if name in flags:
             repeated.append(name)
         flags[name] = True if span.value is None else span.value
-    return replace(seen, flags=flags, repeated=tuple(repeated), stray=0)
+    return replace(seen, flags=flags, repeated=tuple(repeated), stray=())
 
 
 def _whole(name: str, known: frozenset[str] | None) -> str:
@@ -160,7 +161,7 @@ def _read(raw: Mapping[str, Any]) -> Arguments:
     return Arguments(
         flags={name: value for name, value in raw["flags"].items() if value is not None},
         repeated=tuple(raw["repeated"]),
-        stray=len(raw["stray"]),
+        stray=tuple(raw["stray"]),
         known=None if raw["known"] is None else frozenset(raw["known"]),
         complete=raw["complete"],
         choices={flag: tuple(values) for flag, values in raw["choices"].items()},

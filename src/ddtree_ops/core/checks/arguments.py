@@ -59,11 +59,11 @@ def flags(found: Arguments, live: Live, wanted: Wanted) -> Sequence[Finding]:
     for name in sorted(flag for flag in args.flags if args.nargs.get(flag) == "deprecated"):
         text = f"{name} is deprecated in {tree}: it does nothing and will be removed"
         said.append(warn("flags", text, f"remove {name} from the unit"))
-    if args.stray:
-        text = f"{args.stray} words in the arguments belong to no flag"
-        said.append(
-            block("flags", text, f"ddtree-ops render --host {wanted.host}, and read the command line")
-        )
+    for name in args.stray:
+        switch = args.nargs.get(name) == "0"
+        text = f"a word after {name} belongs to no flag{': it takes no value' if switch else ''}"
+        remedy = f"{name} alone in the unit" if switch else f"quotes around the value of {name} in the unit"
+        said.append((block if switch else warn)("flags", text, remedy))
     return said or [ok("flags", f"{len(args.flags)} flags, all known to {tree}")]
 
 
