@@ -5,17 +5,23 @@ from types import ModuleType
 from typing import Any, Callable, Dict, List, Optional, Tuple
 
 from . import (
+    inner_arguments,
     inner_cuda,
+    inner_model,
     inner_nccl,
+    inner_weights,
     probe_devices,
     probe_driver,
     probe_gpu,
+    probe_host,
     probe_kernel_log,
+    probe_model,
     probe_processes,
     probe_topology,
     sandbox,
     unitenv,
 )
+from .layout import OPT
 
 
 @dataclass
@@ -43,6 +49,19 @@ HERE: List[Tuple[str, Callable[[Context], Dict[str, Any]], float]] = [
 INSIDE: List[Tuple[str, ModuleType, Callable[[Context], Any], float]] = [
     ("cuda", inner_cuda, probe_gpu.smoke_argument, 60),
     ("nccl", inner_nccl, probe_gpu.peer_argument, 60),
+    ("checkpoints", inner_model, lambda c: probe_model.named(c.request, c.launch), 15),
+    (
+        "weights",
+        inner_weights,
+        lambda c: probe_model.stored(c.request, c.launch, c.env, probe_host.user(c.show).get("home")),
+        15,
+    ),
+    (
+        "arguments",
+        inner_arguments,
+        lambda c: {"args": c.launch.args if c.launch else [], "skip": [OPT + "/"]},
+        15,
+    ),
 ]
 
 

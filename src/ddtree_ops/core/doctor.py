@@ -8,14 +8,21 @@ from typing import Any
 
 from ddtree_ops.core import abi, doctor_engine, doctor_host, doctor_unit
 from ddtree_ops.core.checks import (
+    arguments,
+    checkpoint,
     cuda,
     devices,
+    draft,
+    draft_config,
     driver,
     gpu,
     gpu_health,
     gpu_processes,
     kernel_log,
+    memory,
     nccl,
+    ranks,
+    speculation,
 )
 from ddtree_ops.core.checks.about import CORE, About
 from ddtree_ops.core.checks.rule import Rule as AreaRule
@@ -64,6 +71,13 @@ AREA_RULES: tuple[AreaRule[Any], ...] = (
     *gpu_processes.RULES,
     *nccl.RULES,
     *nccl.TOPOLOGY_RULES,
+    *checkpoint.RULES,
+    *draft.RULES,
+    *draft_config.RULES,
+    *arguments.RULES,
+    *ranks.RULES,
+    *speculation.RULES,
+    *memory.RULES,
 )
 SECTIONS = tuple({rule.section.name: rule.section for rule in AREA_RULES}.values())
 #: Without these nothing can be deployed at all: not knowing them blocks.
