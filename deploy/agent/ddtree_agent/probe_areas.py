@@ -4,7 +4,17 @@ from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any, Callable, Dict, List, Optional, Tuple
 
-from . import sandbox, unitenv
+from . import (
+    inner_limits,
+    inner_network,
+    probe_last_run,
+    probe_limits,
+    probe_network,
+    probe_processes,
+    probe_unit_lint,
+    sandbox,
+    unitenv,
+)
 
 
 @dataclass
@@ -20,9 +30,18 @@ class Context:
 
 
 #: (section, function of the context, limit in seconds): run by the agent, as root.
-HERE: List[Tuple[str, Callable[[Context], Dict[str, Any]], float]] = []
+HERE: List[Tuple[str, Callable[[Context], Dict[str, Any]], float]] = [
+    ("unit_lint", probe_unit_lint.collect, 12),
+    ("limits", probe_limits.collect, 3),
+    ("network", probe_network.collect, 5),
+    ("processes", probe_processes.collect, 5),
+    ("last_run", probe_last_run.collect, 8),
+]
 #: (section, module with collect(argument), argument from the context, limit): run as the service would.
-INSIDE: List[Tuple[str, ModuleType, Callable[[Context], Any], float]] = []
+INSIDE: List[Tuple[str, ModuleType, Callable[[Context], Any], float]] = [
+    ("sandbox", inner_limits, probe_limits.inside, 10),
+    ("sandbox_network", inner_network, probe_network.inside, 10),
+]
 
 
 def jobs(context: Context) -> "List[Any]":
