@@ -1,4 +1,4 @@
-"""Healthy sections of unit, sandbox, limits, network, processes, last run and transport: a host that serves on two GPUs."""
+"""Healthy sections of unit, sandbox, limits, network, processes, last run and transport: a host with two GPUs."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ PYTHON = "/v/bin/python3"
 _SETTINGS = (
     ("Unit", "Description", "SGLang"), ("Unit", "StartLimitIntervalSec", "600"), ("Unit", "StartLimitBurst", "3"),
     ("Service", "Type", "exec"), ("Service", "WorkingDirectory", "/"), ("Service", "Environment", None),
-    ("Service", "EnvironmentFile", "-/etc/sglang.env"), ("Service", "ExecStart", None), ("Service", "Restart", "always"),
-    ("Service", "RestartSec", "10"), ("Service", "KillMode", "mixed"), ("Service", "TimeoutStopSec", "60"),
+    ("Service", "EnvironmentFile", "-/etc/sglang.env"), ("Service", "ExecStart", None),
+    ("Service", "Restart", "always"), ("Service", "RestartSec", "10"), ("Service", "KillMode", "mixed"), ("Service", "TimeoutStopSec", "60"),
     ("Service", "LogRateLimitIntervalSec", "0"), ("Service", "LimitNOFILE", "1048576"),
     ("Service", "LimitMEMLOCK", "infinity"), ("Install", "WantedBy", "multi-user.target"),
 )  # fmt: skip
@@ -41,11 +41,6 @@ def process(pid: int, name: str, **changed: Any) -> dict[str, Any]:
         "cgroup": "/system.slice/sglang.service", "ours": True, "container": False, "gpu": True, "rss": 4 << 30,
     }  # fmt: skip
     return {**found, **changed}
-
-
-def place(name: str, path: str, **changed: Any) -> dict[str, Any]:
-    """A directory that can be written."""
-    return {"name": name, "path": path, "writable": True, "read_only": False, "noexec": False, **changed}
 
 
 NO_PROXY: dict[str, Any] = {"http": False, "names": [], "no_proxy": []}
@@ -87,12 +82,12 @@ SECTIONS: dict[str, Any] = {
         "umask": 0o022,
         "home": {"set": True, "path": "/root", "exists": True},
         "tmp_private": False,
+        "inductor": False,
         "rlimits": {
             "nofile": [1048576, 1048576], "memlock": [None, None], "nproc": [500000, 500000], "stack": [8388608, None],
             "as": [None, None], "core": [0, None], "fsize": [None, None], "data": [None, None],
         },
-        "read": [{"what": "model", "path": "/m/t", "exists": True, "problem": None}],
-        "write": [place("HOME", "/root"), place("/tmp", "/tmp")],
+        "read": [{"what": "engine package", "path": "/v/sglang", "exists": True, "problem": None}],
     },
     "sandbox_network": {
         "proxies": NO_PROXY,

@@ -13,8 +13,8 @@ from transport_sshd import SSHD, Site, Sshd
 
 from ddtree_ops.apply.agent import AgentClient, AgentSilent
 from ddtree_ops.config.model import HostConfig
-from ddtree_ops.core.checks.transport import explain
 from ddtree_ops.core.errors import Unreachable
+from ddtree_ops.core.refusals import explain
 from ddtree_ops.transport import ssh_connect
 from ddtree_ops.transport.fake import FakeTransport, Reply
 

@@ -1,4 +1,4 @@
-"""Runs in the unit's sandbox as its user: what limits it really has, and which paths it can read and write there."""
+"""Runs in the unit's sandbox as its user: what limits it really has, and which paths it can read."""
 
 import os
 import pwd
@@ -6,15 +6,10 @@ import resource
 from typing import Any, Dict, List, Optional
 
 _LIMITS = ("NOFILE", "MEMLOCK", "NPROC", "STACK", "AS", "CORE", "FSIZE", "DATA")
-#: Where an engine keeps what it compiles and fetches; whichever is set.
-_CACHES = (
-    "XDG_CACHE_HOME TRITON_CACHE_DIR TORCHINDUCTOR_CACHE_DIR FLASHINFER_WORKSPACE_BASE TVM_FFI_CACHE_DIR HF_HOME "
-    "HF_HUB_CACHE CUDA_CACHE_PATH TMPDIR SGLANG_DG_CACHE_DIR"
-)
 
 
 def collect(argument: Dict[str, Any]) -> Dict[str, Any]:
-    """{uid, umask, home, tmp_private, rlimits, read, write}.
+    """{uid, umask, home, tmp_private, inductor, rlimits, read}. Model and caches have programs of their own.
 
     argument: {paths: {what: path} to be read, tmp: [device, inode] of the host's /tmp}.
     """
@@ -27,7 +22,7 @@ def collect(argument: Dict[str, Any]) -> Dict[str, Any]:
         "tmp_private": None if here is None or not outer else [here.st_dev, here.st_ino] != list(outer),
         "rlimits": {name.lower(): _rlimit(name) for name in _LIMITS},
         "read": [_readable(what, path) for what, path in (argument.get("paths") or {}).items() if path],
-        "write": [_writable(name, path) for name, path in _places()],
+        "inductor": bool(os.environ.get("TORCHINDUCTOR_CACHE_DIR")),
     }
 
 
@@ -75,30 +70,3 @@ def _readable(what: str, path: str) -> Dict[str, Any]:
     except OSError as error:
         answer["problem"] = f"{error.filename or path}: {error.strerror}"
     return answer
-
-
-def _places() -> "List[Any]":
-    home = _home()["path"]
-    found = [("HOME", home)] if home else []
-    found += [(name, os.environ[name]) for name in _CACHES.split() if os.environ.get(name)]
-    if not os.environ.get("TMPDIR"):
-        found.append(("/tmp", "/tmp"))
-    return found
-
-
-def _writable(name: str, path: str) -> Dict[str, Any]:
-    """{name, path, writable, read_only, noexec}: the directory, or the nearest parent that exists."""
-    place = os.path.abspath(path)
-    while not os.path.isdir(place) and place != "/":
-        place = os.path.dirname(place)
-    try:
-        flags = os.statvfs(place).f_flag
-    except OSError:
-        flags = 0
-    return {
-        "name": name,
-        "path": path,
-        "writable": os.access(place, os.W_OK | os.X_OK),
-        "read_only": bool(flags & os.ST_RDONLY),
-        "noexec": bool(flags & os.ST_NOEXEC),
-    }

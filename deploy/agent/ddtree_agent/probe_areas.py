@@ -7,10 +7,10 @@ from typing import Any, Callable, Dict, List, Optional, Tuple
 from . import (
     inner_limits,
     inner_network,
+    probe_engines,
     probe_last_run,
     probe_limits,
     probe_network,
-    probe_processes,
     probe_unit_lint,
     sandbox,
     unitenv,
@@ -34,7 +34,7 @@ HERE: List[Tuple[str, Callable[[Context], Dict[str, Any]], float]] = [
     ("unit_lint", probe_unit_lint.collect, 12),
     ("limits", probe_limits.collect, 3),
     ("network", probe_network.collect, 5),
-    ("processes", probe_processes.collect, 5),
+    ("processes", probe_engines.collect, 5),
     ("last_run", probe_last_run.collect, 8),
 ]
 #: (section, module with collect(argument), argument from the context, limit): run as the service would.

@@ -18,13 +18,9 @@ def collect(context: "Context") -> Dict[str, Any]:
 
 def inside(context: "Context") -> Dict[str, Any]:
     """The argument of inner_limits: paths that the service must be able to read."""
-    launch, request = context.launch, context.request
-    flag = launch.value if launch else lambda *names: None
+    flag = context.launch.value if context.launch else lambda *names: None
     package = (context.asked.get("modules") or {}).get("sglang")
     paths = {
-        "model": request.get("model") or flag("--model-path", "--model"),
-        "draft": request.get("draft") or flag("--speculative-draft-model-path", "--speculative-draft-model"),
-        "tokenizer": flag("--tokenizer-path"),
         "chat template": flag("--chat-template"),
         "TLS key": flag("--ssl-keyfile"),
         "TLS certificate": flag("--ssl-certfile"),

@@ -12,7 +12,7 @@ from typing import Any
 from ddtree_ops.apply import agentzip
 from ddtree_ops.config.model import HostConfig, Inventory
 from ddtree_ops.core import errors
-from ddtree_ops.core.checks.transport import explain
+from ddtree_ops.core.refusals import explain
 from ddtree_ops.core.signatures import clean
 from ddtree_ops.transport.base import Transport
 

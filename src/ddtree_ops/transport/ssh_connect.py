@@ -14,6 +14,7 @@ import paramiko
 from paramiko.ssh_exception import ChannelException, IncompatiblePeer, SSHException
 
 from ddtree_ops.core.errors import OpsError, Unreachable
+from ddtree_ops.core.refusals import explain
 from ddtree_ops.transport.auth import KeysOnly
 from ddtree_ops.transport.host_key import HostKeyPolicy
 from ddtree_ops.transport.ssh_settings import SshSettings
@@ -173,6 +174,12 @@ class Line:
             what = f"the connection to {where} broke while it was being made"
         else:
             raise error
-        meaning = _MEANING if error is not None and _dropped(error) and not proxy else None
+        meaning: str | None = None
         step = settings.ssh_command("true")
+        known = explain(proxy) if proxy else None  # an ssh of its own speaks there
+        if known is not None:
+            meaning = known.meaning.replace("{user}", settings.user)
+            step = f"{known.then(settings.hostname, settings.user)}; {step}"
+        elif error is not None and _dropped(error) and not proxy:
+            meaning = _MEANING
         return Unreachable(what, host=settings.host, evidence=evidence, meaning=meaning, next=step)

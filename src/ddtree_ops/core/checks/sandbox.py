@@ -1,4 +1,4 @@
-"""Rules on what the service sees in its sandbox: paths it cannot read or write, its home, its /tmp, its umask."""
+"""Rules on what the service sees in its sandbox: paths it cannot read, its home, its /tmp, its umask."""
 
 from __future__ import annotations
 
@@ -26,19 +26,9 @@ class Path:
 
 
 @dataclass(frozen=True)
-class Place:
-    """A directory that the engine writes to; where it does not exist yet, the nearest parent counts."""
-
-    name: str
-    path: str
-    writable: bool
-    read_only: bool
-    noexec: bool
-
-
-@dataclass(frozen=True)
 class Sandbox:
-    """What a program sees that runs as the service would. rlimits: (soft, hard), None for no limit."""
+    """What a program sees that runs as the service would. rlimits: (soft, hard), None for no limit. inductor: its cache
+    has a directory of its own."""
 
     uid: int
     umask: int
@@ -46,9 +36,9 @@ class Sandbox:
     home: str | None
     home_exists: bool
     tmp_private: bool | None
+    inductor: bool
     rlimits: Mapping[str, tuple[int | None, int | None]]
     read: tuple[Path, ...]
-    write: tuple[Place, ...]
 
 
 def read(raw: Mapping[str, Any]) -> Sandbox:
@@ -61,11 +51,9 @@ def read(raw: Mapping[str, Any]) -> Sandbox:
         home=home["path"],
         home_exists=bool(home["exists"]),
         tmp_private=raw["tmp_private"],
+        inductor=bool(raw["inductor"]),
         rlimits={name: (pair[0], pair[1]) for name, pair in raw["rlimits"].items() if pair is not None},
         read=tuple(Path(i["what"], i["path"], i["exists"], i["problem"]) for i in raw["read"]),
-        write=tuple(
-            Place(i["name"], i["path"], i["writable"], i["read_only"], i["noexec"]) for i in raw["write"]
-        ),
     )
 
 
@@ -91,7 +79,7 @@ def _readable(facts: Sandbox, live: Live, wanted: Wanted) -> Iterator[Finding]:
             fix,
         )
     if not bad:
-        yield ok(id, "the service can read its model and its engine")
+        yield ok(id, "the service can read its engine and the files that it names")
 
 
 def _hidden(path: str, live: Live, wanted: Wanted) -> tuple[str, str]:
@@ -104,31 +92,6 @@ def _hidden(path: str, live: Live, wanted: Wanted) -> tuple[str, str]:
     if _property(live, "PrivateTmp") == "yes" and path.startswith(("/tmp/", "/var/tmp/")):
         return ": PrivateTmp=yes hides it", f"move it out of /tmp, or PrivateTmp=no; {edit(wanted)}"
     return "", f"ssh {wanted.host} namei -l {path}; directories 0755 and files 0644 let the service's user in"
-
-
-def _writable(facts: Sandbox, live: Live, wanted: Wanted) -> Iterator[Finding]:
-    """Caches of compiled kernels must be writable, or every start compiles anew or fails."""
-    id, bad = "sandbox-writes", False
-    names = {place.name for place in facts.write}
-    for place in facts.write:
-        if place.writable and not place.read_only:
-            continue
-        bad = True
-        why = "Read-only file system" if place.read_only else "Permission denied"
-        strict = _property(live, "ProtectSystem") == "strict" or (
-            _property(live, "ProtectHome") == "read-only" and place.path.startswith(("/home", "/root"))
-        )
-        cause = " (ProtectSystem=/ProtectHome=)" if place.read_only and strict else ""
-        text = f"{place.name} {place.path} cannot be written in the service's sandbox: {why}{cause}"
-        fix = (
-            f"CacheDirectory=sglang and point the cache there, or ReadWritePaths={place.path}; {edit(wanted)}"
-        )
-        # A home that nothing is kept in may stay closed.
-        elsewhere = place.name == "HOME" and {"XDG_CACHE_HOME", "TRITON_CACHE_DIR"} <= names
-        offline = place.name in ("HF_HOME", "HF_HUB_CACHE")
-        yield warn(id, text, fix) if elsewhere or offline else block(id, text, fix)
-    if not bad:
-        yield ok(id, f"{len(facts.write)} directories for caches and temporary files are writable")
 
 
 def _home(facts: Sandbox, live: Live, wanted: Wanted) -> Iterator[Finding]:
@@ -164,7 +127,7 @@ def _umask(facts: Sandbox, live: Live, wanted: Wanted) -> Iterator[Finding]:
 
 def _tmp(facts: Sandbox, live: Live, wanted: Wanted) -> Iterator[Finding]:
     """Inductor keeps its cache in /tmp; systemd empties a private one at each stop."""
-    if facts.tmp_private and not any(place.name == "TORCHINDUCTOR_CACHE_DIR" for place in facts.write):
+    if facts.tmp_private and not facts.inductor:
         text = (
             "/tmp is the unit's own and emptied at each stop: what torch.compile keeps there is compiled anew"
         )
@@ -183,7 +146,6 @@ RULES: tuple[Rule[Sandbox], ...] = (
     rule(
         SECTION, "sandbox-paths", _readable, "The service cannot read what the preflight saw as root.", "F207"
     ),
-    rule(SECTION, "sandbox-writes", _writable, "A cache on a read-only path: a restart loop.", "F182"),
     rule(SECTION, "sandbox-home", _home, "Caches have no place, or another one than in a shell."),
     rule(SECTION, "sandbox-umask", _umask, "Files of the service are closed to those who need them.", "F207"),
     rule(SECTION, "sandbox-tmp", _tmp, "Every start is a cold one."),
