@@ -10,7 +10,8 @@ _SETTINGS = (
     ("Unit", "Description", "SGLang"), ("Unit", "StartLimitIntervalSec", "600"), ("Unit", "StartLimitBurst", "3"),
     ("Service", "Type", "exec"), ("Service", "WorkingDirectory", "/"), ("Service", "Environment", None),
     ("Service", "EnvironmentFile", "-/etc/sglang.env"), ("Service", "ExecStart", None),
-    ("Service", "Restart", "always"), ("Service", "RestartSec", "10"), ("Service", "KillMode", "mixed"), ("Service", "TimeoutStopSec", "60"),
+    ("Service", "Restart", "always"), ("Service", "RestartSec", "10"), ("Service", "KillMode", "mixed"),
+    ("Service", "TimeoutStopSec", "60"),
     ("Service", "LogRateLimitIntervalSec", "0"), ("Service", "LimitNOFILE", "1048576"),
     ("Service", "LimitMEMLOCK", "infinity"), ("Install", "WantedBy", "multi-user.target"),
 )  # fmt: skip
@@ -120,6 +121,7 @@ SECTIONS: dict[str, Any] = {
     },
     "processes": {
         "main_pid": 77,
+        "unit_active": True,
         "processes": [
             process(77, "sglang.launch_server", ppid=1, parent="systemd"),
             process(91, "sglang::scheduler_TP0"),

@@ -21,7 +21,7 @@ _MOST = 200
 
 
 def collect(context: "Context") -> Dict[str, Any]:
-    """{main_pid, processes: [{pid, ppid, parent, state, name, cgroup, unit, ours, container, gpu, rss}]}."""
+    """{main_pid, unit_active, processes: [as describe() says], more: how many are left out}."""
     group = context.show.get("ControlGroup", "")
     found = []
     for pid in sorted(int(name) for name in os.listdir("/proc") if name.isdigit()):
@@ -31,6 +31,7 @@ def collect(context: "Context") -> Dict[str, Any]:
     main = context.show.get("MainPID") or "0"
     return {
         "main_pid": int(main) if main.isdigit() else 0,
+        "unit_active": context.show.get("ActiveState") not in ("inactive", "failed"),
         "processes": found[:_MOST],
         "more": max(0, len(found) - _MOST),
     }

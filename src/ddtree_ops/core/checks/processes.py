@@ -8,7 +8,7 @@ from typing import Any
 
 from ddtree_ops.core.checks.judge import rule
 from ddtree_ops.core.checks.rule import Rule, Section
-from ddtree_ops.core.facts_live import Live, Service
+from ddtree_ops.core.facts_live import Live
 from ddtree_ops.core.finding import Finding, block, ok, warn
 from ddtree_ops.core.wanted import Wanted
 
@@ -41,7 +41,10 @@ class Process:
 
 @dataclass(frozen=True)
 class Processes:
+    """unit_active: the service ran, or was starting or stopping, when its processes were looked at."""
+
     main_pid: int
+    unit_active: bool
     found: tuple[Process, ...]
 
 
@@ -50,6 +53,7 @@ def read(raw: Mapping[str, Any]) -> Processes:
     names = Process.__dataclass_fields__
     return Processes(
         main_pid=int(raw["main_pid"]),
+        unit_active=bool(raw["unit_active"]),
         found=tuple(Process(**{k: v for k, v in item.items() if k in names}) for item in raw["processes"]),
     )
 
@@ -60,12 +64,11 @@ SECTION = Section("processes", Processes, read)
 def _leftovers(facts: Processes, live: Live, wanted: Wanted) -> Iterator[Finding]:
     """Orphans keep GPU memory and ports: the next start, and the rollback too, would fail."""
     id, bad = "leftovers", False
-    stopped = isinstance(live.service, Service) and live.service.active_state in ("inactive", "failed")
     own = {p.pid for p in facts.found}
     for p in facts.found:
         if p.container or p.state in "ZX" or p.pid == facts.main_pid:
             continue
-        if p.ours and stopped:
+        if p.ours and not facts.unit_active:
             why = f"still in the cgroup of {wanted.service}, which is not running"
         elif p.ours and p.orphan and "::" in p.name:
             why = f"in {wanted.service}, but its server is gone: left from an earlier start"

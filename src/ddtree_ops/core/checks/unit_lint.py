@@ -68,9 +68,11 @@ def _ignored(id: str, key: str, line: str, wanted: Wanted) -> Finding:
         meant = "Environment"
     if meant is None:
         return warn(id, f"systemd ignores a line of the unit: {line}", edit(wanted))
-    where = " (it belongs in [Unit])" if meant.startswith("StartLimit") else ""
-    known = where if key == meant else f" (was {meant}= meant?)" if key else ""
-    return block(id, f"systemd ignores a line that the unit relies on{known}: {line}", edit(wanted))
+    if key and key != meant:
+        known = f"was {meant}= meant?"
+    else:
+        known = f"{meant}= belongs in [Unit]" if meant.startswith("StartLimit") else f"{meant}="
+    return block(id, f"systemd ignores a line that the unit relies on ({known}): {line}", edit(wanted))
 
 
 def _command(facts: UnitFiles, live: Live, wanted: Wanted) -> Iterator[Finding]:
