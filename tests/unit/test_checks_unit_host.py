@@ -48,6 +48,10 @@ ExecStartPre=-/bin/gone $MAYBE
 ExecStart=/bin/sh -c 'exec ${{BIN}}/server --api-key {SECRET} $$HOME' \\
   # ends nothing
   --json-model-override-args {{"a": 1}} --ok '{{"a": 1}}'
+--api-key={SECRET}
+--api-key {SECRET} --x=1
+[X-Notes]
+Key={SECRET}
 """
 DROPIN = """[Service]
 ExecStart=
@@ -114,6 +118,24 @@ def test_systemd_analyze_is_read_by_its_words_and_hushed(unit: dict[str, Any]) -
         pytest.skip("systemd-analyze is not installed")
     said = "\n".join(unit["verify"]["lines"])
     assert "path is not absolute" in said and "stray" not in said
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        (f'u.service:4: Unbalanced quoting, ignoring: "/v/python --key {SECRET}', "ignoring: /v/python"),
+        (f"u.service:4: Invalid environment assignment, ignoring: {SECRET}", "ignoring: …"),
+        (f"u.service:4: Failed to resolve specifiers in K={SECRET}%2, ignoring: Invalid slot", "specifiers in …"),
+        (f"u.service:4: Executable path is not absolute: python3 --key {SECRET}", "not absolute: …"),
+        (f"u.service:4: Neither a valid executable name nor an absolute path: $PWD/x {SECRET}", "path: $PWD/x"),
+        (f'u.service:4: Ignoring unknown escape sequences: "{SECRET}\\d"', "sequences: …"),
+        (f"u.service:4: Failed to parse ExecStart= parameter, ignoring: {SECRET}", "ignoring: …"),
+        ("u.service:9: Failed to parse TimeoutStartSec= parameter, ignoring: 5parsecs", "ignoring: 5parsecs"),
+        ("u.service:6: Unknown key name 'Killmode' in section 'Service', ignoring.", "'Killmode' in section"),
+    ],
+)  # fmt: skip
+def test_a_line_of_systemd_analyze_keeps_its_words_and_no_value(line: str, told: str) -> None:
+    assert told in probe_unit_lint.hushed(line) and SECRET not in probe_unit_lint.hushed(line)
 
 
 @pytest.mark.parametrize(
@@ -319,7 +341,10 @@ def test_a_zombie_is_found_by_its_short_name(tmp_path: Path) -> None:
     ("text", "unit"),
     [
         ("0::/system.slice/sglang.service\n", "sglang.service"),
-        ("0::/user.slice/user-1000.slice/user@1000.service/app.slice/llm.service\n", "llm.service"),
+        (
+            "0::/user.slice/user-1000.slice/user@1000.service/app.slice/llm.service\n",
+            "llm.service of user@1000.service",
+        ),
         ("0::/user.slice/user-1000.slice/session-3.scope\n", None),
         ("9:memory:/x\n1:name=systemd:/system.slice/a.service\n", "a.service"),
         ("0::/\n", None),

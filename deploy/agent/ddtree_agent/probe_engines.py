@@ -57,7 +57,7 @@ def describe(pid: int, group: str) -> Optional[Dict[str, Any]]:
         "cgroup": cgroup,
         "unit": unit_of(cgroup),
         "ours": bool(group) and (cgroup == group or cgroup.startswith(group + "/") or cgroup.endswith(group)),
-        "container": bool(_CONTAINER.search(cgroup)),
+        "container": bool(_CONTAINER.search(cgroup)) or guest(pid),
         "gpu": has_gpu(pid),
         "rss": stat["rss"] * os.sysconf("SC_PAGE_SIZE"),
     }
@@ -90,9 +90,19 @@ def cgroup_path(text: str) -> str:
 
 
 def unit_of(cgroup: str) -> Optional[str]:
-    """The service that a cgroup belongs to; null for a login session or a container."""
-    names = [part for part in cgroup.split("/") if part.endswith(".service") and not part.startswith("user@")]
-    return names[-1] if names else None
+    """The service that a cgroup belongs to; null for a login session. One of a user's own manager is named with it."""
+    parts = cgroup.split("/")
+    names = [part for part in parts if part.endswith(".service") and not part.startswith("user@")]
+    manager = next((part for part in parts if part.startswith("user@")), None)
+    return (f"{names[-1]} of {manager}" if manager else names[-1]) if names else None
+
+
+def guest(pid: int) -> bool:
+    """Whether it lives in a container's process namespace: its own systemd answers for it."""
+    try:
+        return os.readlink(f"/proc/{pid}/ns/pid") != os.readlink("/proc/self/ns/pid")
+    except OSError:
+        return False
 
 
 def short(name: str) -> str:

@@ -28,6 +28,12 @@ CREDENTIALS_DIRECTORY TERM SYSTEMD_EXEC_PID MEMORY_PRESSURE_WATCH MEMORY_PRESSUR
 """
 _GIVEN = set(_GIVEN_TEXT.split())
 _VERIFY_LINES = 30
+_PLAIN = re.compile(r"([A-Za-z][A-Za-z0-9]{0,40}|%.|=)$")
+#: What systemd-analyze says before it quotes a value, and the path or variable that the value begins with.
+_QUOTED = re.compile(
+    r"((?:[Ii]gnoring(?: unknown escape sequences)?|absolute(?: path)?|characters|quoting|slot|expression|assignment)"
+    r"[^:]*: )(?:\"?([/$][\w./${}@-]*))?.*"
+)
 
 
 def collect(context: "Context") -> Dict[str, Any]:
@@ -185,10 +191,15 @@ def verify(name: str, paths: List[str]) -> Dict[str, Any]:
 
 
 def hushed(line: str) -> str:
-    """A line of systemd-analyze without what stands behind a variable's name or in a command."""
-    if re.search(r"environment assignment|Environment|Exec\w*=|specifiers", line):
-        line = re.sub(r"(ignoring|on|in|line|expression): .*|(specifiers) (on|in) .*", r"\1\2: …", line)
-    return re.sub(r"\b([A-Z_][A-Z0-9_]*)=\S+", r"\1=…", line)[:300]
+    """A line of systemd-analyze without the value that it quotes, which may hold a key. A path that it begins with, and
+    the value of a setting that can hold none, stay."""
+    # A "key" that is no word is the rest of a command whose continuation was lost.
+    line = re.sub(r"'([^']*)'", lambda m: m.group(0) if _PLAIN.match(m.group(1)) else "'…'", line)
+    parsed = re.search(r"Failed to parse (\w+)", line)
+    if not (parsed and not unitfile.may_hold_secret(parsed.group(1))):
+        line = re.sub(r"( specifiers (?:in|on)) .*", r"\1 …", line)
+        line = _QUOTED.sub(lambda m: m.group(1) + (m.group(2) or "…"), line)
+    return re.sub(r"\b([A-Za-z_][A-Za-z0-9_]*)=[^\s,=][^\s,]*", r"\1=…", line)[:300]
 
 
 def journald() -> Dict[str, Any]:

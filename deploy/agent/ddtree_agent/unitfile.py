@@ -5,7 +5,7 @@ import re
 from typing import Any, Dict, Iterator, List, Optional, Set, Tuple
 
 #: Values of these may hold secrets: only their shape is told.
-_HUSH = re.compile(r"Environment$|Exec[A-Z]|SetCredential|X-")
+_HUSH = re.compile(r"Environment$|Exec[A-Z]|SetCredential|StandardInput|X-")
 _COMMAND = re.compile(r"Exec(Condition|Start|StartPre|StartPost|Reload|Stop|StopPost)$")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*$")
 _SPECIFIER = re.compile(r"%(.)", re.S)
@@ -17,6 +17,11 @@ _VARIABLE = re.compile(r"\$\$|\$\{([A-Za-z_][A-Za-z0-9_]*)\}|^\$([A-Za-z_][A-Za-
 _ESCAPES = {"n": "\n", "t": "\t", "s": " ", "r": "\r"}
 
 
+def may_hold_secret(key: str) -> bool:
+    """Whether a setting's value stays on the host."""
+    return bool(_HUSH.match(key))
+
+
 class Line:
     """`key=value` of a section, with the file and the number of the line where it begins."""
 
@@ -25,8 +30,15 @@ class Line:
 
     def told(self) -> Dict[str, Any]:
         """The line for the controller; the value is null where it may hold a secret."""
-        hush = bool(_HUSH.match(self.key))
-        found = {"file": self.path, "line": self.number, "section": self.section, "key": self.key}
+        # What is no setting at all is the rest of a command whose continuation was lost.
+        plain = re.match(r"[A-Za-z][A-Za-z0-9]*$", self.key)
+        hush = not plain or self.section not in ("Unit", "Service", "Install") or may_hold_secret(self.key)
+        found = {
+            "file": self.path,
+            "line": self.number,
+            "section": self.section[:40],
+            "key": self.key if plain else "",
+        }
         return dict(found, value=None if hush else self.value[:400])
 
 

@@ -28,9 +28,12 @@ _MATTERS = tuple(_MATTERS_TEXT.split())
 _REFUSED = re.compile(
     r"Executable path is not absolute|Neither a valid executable name|bad-setting|[Uu]nbalanced quoting"
     r"|Failed to resolve (?:unit )?specifiers|Invalid slot|lacks (?:both )?ExecStart|Refusing"
-    r"|has (?:more than one|a bad) |Invalid section header|neither .* nor an absolute path",
+    r"|has (?:more than one|a bad) |has fatal error|bad unit file setting|Invalid section header"
+    r"|neither .* nor an absolute path",
 )
-_DROPPED = re.compile(r"[Uu]nknown (?:key|lvalue|section)|ignoring|Missing '='|Assignment outside of section")
+_DROPPED = re.compile(r"[Uu]nknown (?:key|lvalue|section|escape)|ignoring|Assignment outside of section")
+#: The agent blanks a "key" that is no word: it may be an argument with a key in it.
+_LOST = re.compile(r"Missing '='|(?:key|lvalue)(?: name)? '…'")
 _KEY = re.compile(r"(?:key|lvalue)(?: name)? '([^']+)'|Failed to parse (\w+)|(\w+)= |(?:value for|in) (\w+)=")
 
 
@@ -54,6 +57,10 @@ def _lines(facts: UnitFiles, live: Live, wanted: Wanted) -> Iterator[Finding]:
         if _REFUSED.search(line) and "ignoring" not in line:
             said += 1
             yield block(id, f"systemd refuses the unit: {short}", edit(wanted))
+        elif _LOST.search(line):
+            said += 1
+            text = f"systemd ignores a line that is no setting, as after a backslash with a blank behind it: {short}"
+            yield block(id, text, edit(wanted))
         elif _DROPPED.search(line):
             said += 1
             yield _ignored(id, key, short, wanted)
