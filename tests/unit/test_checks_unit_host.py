@@ -22,11 +22,13 @@ from ddtree_agent import (
     probe_last_run,
     probe_limits,
     probe_network,
+    probe_unit,
     probe_unit_lint,
     systemd,
     unitenv,
     unitfile,
 )
+from ddtree_agent import sandbox as agent_sandbox
 from ddtree_ops.core.checks import last_run, limits, network, processes, sandbox, unit_files
 
 pytestmark = pytest.mark.tier("preflight")
@@ -169,6 +171,20 @@ def test_a_script_with_a_carriage_return_names_no_interpreter(tmp_path: Path) ->
     script.write_bytes(b"#!/bin/sh -e\n")
     assert probe_unit_lint.program(str(script))["interpreter_exists"] is True
     assert probe_unit_lint.program("bash")["exists"] is None
+
+
+def test_the_sandbox_gets_the_unit_s_own_soft_and_hard_limits() -> None:
+    show = {
+        "LimitNOFILE": "524288", "LimitNOFILESoft": "1024", "LimitMEMLOCK": "infinity", "LimitMEMLOCKSoft": "infinity",
+        "LimitNPROC": "100", "MemoryMax": "infinity", "AmbientCapabilities": "cap_net_bind_service",
+    }  # fmt: skip
+    argv = agent_sandbox.unit_argv("u.service", show, {}, 5)
+    limits_of = [
+        word.partition("=")[2] for word in argv if word.startswith(("--property=Limit", "--property=Mem"))
+    ]
+    assert limits_of == ["LimitNOFILE=1024:524288", "LimitMEMLOCK=infinity:infinity", "LimitNPROC=100:100"]
+    assert "--property=AmbientCapabilities=cap_net_bind_service" in argv
+    assert {"LimitNOFILESoft", "LimitMEMLOCKSoft", "AmbientCapabilities"} <= set(probe_unit.properties())
 
 
 def test_limits_are_measured_in_the_process_itself(tmp_path: Path) -> None:

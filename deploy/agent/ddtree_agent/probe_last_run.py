@@ -2,6 +2,7 @@
 
 import json
 import os
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Dict, List, Optional
 
 from . import caps, evidence, observe, systemd
@@ -42,7 +43,7 @@ def collect(context: "Context") -> Dict[str, Any]:
         "start_limit": show.get("Result") == "start-limit-hit"
         or any("start-limit-hit" in x for x in lines or []),
         "log": lines is not None,
-        "fatal": found and {"line": found.line, "reason": found.reason, "hint": found.hint},
+        "fatal": found and {"line": clean(found.line), "reason": found.reason, "hint": found.hint},
     }
 
 
@@ -67,21 +68,13 @@ def previous(text: str, running: str) -> Optional[List[str]]:
 
 
 def fatal(lines: List[str]) -> Optional[Evidence]:
-    """The cause that the watch would have named, whatever the phase; null where no line is one."""
-    known = observe.signatures()
-    best: Optional[Evidence] = None
-    for phase in _PHASES:
-        scanner = Scanner(known)
-        for line in lines:
-            scanner.feed(line, phase)
-        found = scanner.best
-        if found is not None and found.kills and (best is None or found.rank > best.rank):
-            best = found
-    return best and _cleaned(best)
-
-
-def _cleaned(found: Evidence) -> Evidence:
-    return Evidence(clean(found.line), (), found.rank, found.kills, found.phase, found.reason, found.hint)
+    """The cause that the watch would have named, in whatever phase it came; null where no line is one."""
+    start = frozenset(_PHASES)
+    known = [replace(s, phases=start) for s in observe.signatures() if s.phases & start]
+    scanner = Scanner(known)
+    for line in lines[-_LINES:]:
+        scanner.feed(line, _PHASES[0])
+    return scanner.best if scanner.best is not None and scanner.best.kills else None
 
 
 def _journal(name: str) -> str:

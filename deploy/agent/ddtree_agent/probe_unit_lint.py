@@ -43,6 +43,8 @@ def collect(context: "Context") -> Dict[str, Any]:
     show = systemd.show(name, [*PROPERTIES.split(), "FragmentPath", "DropInPaths"])
     if not show:
         return {"error": f"systemctl show {name} gave no answer"}
+    if show.get("LoadState") == "not-found":
+        return {"error": f"{name} does not exist on the host yet"}
     paths = [p for p in [show.get("FragmentPath", ""), *show.get("DropInPaths", "").split()] if p]
     texts = {path: unitfile.read(path) for path in paths}
     lines = [line for path in paths for line in unitfile.parse(path, texts[path] or "")]

@@ -18,7 +18,7 @@ from . import caps, systemd, unitenv
 COPIED = """
 User Group SupplementaryGroups UMask NoNewPrivileges PrivateTmp PrivateDevices ProtectSystem ProtectHome
 ReadWritePaths ReadOnlyPaths InaccessiblePaths DevicePolicy RootDirectory LimitNOFILE LimitMEMLOCK LimitNPROC LimitAS
-MemoryMax
+MemoryMax DynamicUser AmbientCapabilities MemoryDenyWriteExecute RestrictAddressFamilies
 """
 _LOADER = re.compile(r"LD_|PATH$")
 
@@ -64,7 +64,13 @@ def unit_argv(unit: str, show: Dict[str, str], env: Dict[str, str], limit: float
     ]
     for name in COPIED.split():
         value = show.get(name, "")
-        if value and value not in ("[not set]", "infinity"):
+        if name.startswith("Limit") and value:
+            # systemctl shows the hard limit under the name and the soft one beside it; the manager's own default is
+            # another than "infinity".
+            value = f"{show.get(name + 'Soft') or value}:{value}"
+        elif value in ("[not set]", "infinity", "~"):
+            continue
+        if value:
             argv.append(f"--property={name}={value}")
     directory = show.get("WorkingDirectory", "")
     if directory:

@@ -239,7 +239,7 @@ def _env_file(facts: UnitFiles, live: Live, wanted: Wanted) -> Iterator[Finding]
 
 #: Settings that `systemctl show` prints as they are written.
 _COMPARED = (
-    "Type", "KillMode", "Restart", "User", "Group", "NotifyAccess", "RemainAfterExit", "PrivateTmp", "PrivateDevices",
+    "Type", "KillMode", "Restart", "User", "Group", "RemainAfterExit", "PrivateTmp", "PrivateDevices",
     "ProtectHome", "ProtectSystem", "NoNewPrivileges", "TasksMax", "LimitNOFILE", "LimitMEMLOCK", "SendSIGKILL",
 )  # fmt: skip
 _SAME = {"true": "yes", "on": "yes", "1": "yes", "y": "yes", "false": "no", "off": "no", "0": "no", "n": "no"}
