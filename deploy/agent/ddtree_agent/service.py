@@ -193,6 +193,8 @@ def put_kept(layout: Layout, text: Optional[str], ready: str = "") -> None:
 def read_back(layout: Layout, dropin: str, argv: List[str], text: str) -> None:
     """Prove that the effective unit is the planned one. Raises AgentError naming what is in force instead."""
     shown = show(layout.service, ["ExecStart", "DropInPaths", "NeedDaemonReload", "Environment"])
+    if not shown:
+        raise AgentError("precondition", f"systemctl show {layout.service} gave no answer")
     want = " ".join(argv)
     found = _argv_of(shown.get("ExecStart", ""))
     release = _release_in(text)

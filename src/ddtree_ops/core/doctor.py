@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from ddtree_ops.core import abi, doctor_engine, doctor_host, doctor_unit
@@ -16,6 +17,7 @@ from ddtree_ops.core.checks import (
     unit_lint,
     unit_policy,
 )
+from ddtree_ops.core.checks.about import CORE, About
 from ddtree_ops.core.checks.rule import Rule as AreaRule
 from ddtree_ops.core.errors import HostLocked, OpsError, PreconditionFailed
 from ddtree_ops.core.facts_live import Abi, Launch, Live, Unknown, parse
@@ -67,6 +69,15 @@ SECTIONS = tuple({rule.section.name: rule.section for rule in AREA_RULES}.values
 NEEDED = {"launch": "hosts.yaml: interpreter: /path/to/bin/python3"}
 
 
+def known() -> dict[str, About]:
+    """Every rule that a finding can name, in the order in which a person reads them."""
+    areas = {
+        rule.id: About(rule.why, rule.reports, rule.waivable, rule.section.name, rule.section.gpu)
+        for rule in AREA_RULES
+    }
+    return {**CORE, **areas}
+
+
 def examine(probe: dict[str, Any], wanted: Wanted) -> list[Finding]:
     """Judge one probe answer. Pure; the host answered, so `reachable` is the first finding."""
     live = parse(probe, SECTIONS)
@@ -83,7 +94,18 @@ def examine(probe: dict[str, Any], wanted: Wanted) -> list[Finding]:
             found.append(warn(name, f"unknown: {seen.why}", f"ddtree-ops doctor --host {wanted.host}"))
     for area_rule in AREA_RULES:
         found += _area(area_rule, live, wanted)
-    return found
+    return _waived(found, wanted.waive)
+
+
+def _waived(findings: Sequence[Finding], waive: Mapping[str, str]) -> list[Finding]:
+    """A BLOCK that a person lets pass, with a reason, becomes a WARN that carries it."""
+    rules = known() if waive else {}
+    return [
+        replace(finding, level=Level.WARN, waived=waive[finding.rule])
+        if finding.level is Level.BLOCK and finding.rule in waive and rules[finding.rule].waivable
+        else finding
+        for finding in findings
+    ]
 
 
 def _area(rule: AreaRule[Any], live: Live, wanted: Wanted) -> Sequence[Finding]:
@@ -111,6 +133,11 @@ def drifted(findings: Sequence[Finding]) -> list[str]:
     return [stop.evidence for stop in blocked(findings) if stop.rule in DRIFT]
 
 
+def waived(findings: Sequence[Finding]) -> list[str]:
+    """What would have blocked and is let pass, a sentence each, for the plan and the host's history."""
+    return [f"{one.rule}: {one.waived} ({one.evidence})" for one in findings if one.waived]
+
+
 def refusal(
     findings: Sequence[Finding], host: str, serving: str | None = None, mode: str | None = None
 ) -> OpsError | None:
@@ -125,8 +152,10 @@ def refusal(
         return None
     if mode is not None and all(stop.rule in DRIFT for stop in stops):
         return _unknown_state(stops, host, serving, mode)
-    first = stops[0]
-    rest = f"; {len(stops) - 1} more: {', '.join(sorted({s.rule for s in stops[1:]}))}" if stops[1:] else ""
+    # A rollout on its way explains much of what else looks wrong: its trial, say, that is not loaded yet.
+    first = next((stop for stop in stops if stop.rule == "transaction"), stops[0])
+    others = sorted({stop.rule for stop in stops if stop is not first})
+    rest = f"; {len(stops) - 1} more: {', '.join(others)}" if others else ""
     kind = HostLocked if first.rule == "transaction" else PreconditionFailed
     return kind(
         f"preflight: {first.evidence}{rest}",

@@ -14,7 +14,8 @@ class Wanted:
     """host: its name in hosts.yaml. version: the engine release the series was made for. base: {path relative to the
     package: sha256 of the pre-image} (`base.json`). patched: the same for the post-images, where they are known.
     recorded: the document of facts/<host>.yaml (protocol section 2), None where there is none. draft: needed.
-    mode, loses, needs: what is asked for, what its clients lose by it, what they must keep."""
+    mode, loses, needs: what is asked for, what its clients lose by it, what they must keep.
+    waive: {rule: reason} of the BLOCKs that a person lets pass."""
 
     host: str
     service: str
@@ -27,3 +28,4 @@ class Wanted:
     mode: str | None = None
     loses: tuple[Loss, ...] = ()
     needs: tuple[Need, ...] = ()
+    waive: Mapping[str, str] = field(default_factory=dict)
