@@ -24,6 +24,7 @@ from ddtree_agent import (
     probe_network,
     probe_unit,
     probe_unit_lint,
+    service,
     systemd,
     unitenv,
     unitfile,
@@ -426,3 +427,34 @@ def test_a_healthy_log_names_no_cause(monkeypatch: pytest.MonkeyPatch) -> None:
         )
         is None
     )
+
+
+OURS = f"""[Service]
+ExecStart=
+ExecStart=/v/python -m x
+Environment=DDTREE_RELEASE=abc
+Environment=PYTHONPATH=/opt/ddtree/releases/abc/overlay
+Environment="NOTE=two words 100%%"
+Environment=TOKEN={SECRET}
+"""
+
+
+@pytest.mark.parametrize(
+    ("changed", "names"),
+    [
+        ({}, []),
+        ({"PYTHONPATH": "/elsewhere"}, ["PYTHONPATH"]),
+        ({"PYTHONPATH": None, "TOKEN": "x"}, ["PYTHONPATH", "TOKEN"]),
+        ({"NOTE": "other words"}, []),  # shown quoted in ways that differ between releases of systemd
+        ({"MORE": "1"}, []),
+    ],
+)
+def test_a_switch_reads_back_the_environment_that_it_planned(
+    changed: dict[str, str | None], names: list[str]
+) -> None:
+    env: dict[str, str | None] = {
+        "DDTREE_RELEASE": "abc", "PYTHONPATH": "/opt/ddtree/releases/abc/overlay", "NOTE": "two words 100%",
+        "TOKEN": SECRET, **changed,
+    }  # fmt: skip
+    shown = " ".join(f'"{n}={v}"' if " " in v else f"{n}={v}" for n, v in env.items() if v is not None)
+    assert service.overridden(OURS, shown) == names
