@@ -7,23 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from ddtree_ops.core import abi, doctor_engine, doctor_host, doctor_unit
-from ddtree_ops.core.checks import (
-    arguments,
-    checkpoint,
-    cuda,
-    devices,
-    draft,
-    draft_config,
-    driver,
-    gpu,
-    gpu_health,
-    gpu_processes,
-    kernel_log,
-    memory,
-    nccl,
-    ranks,
-    speculation,
-)
+from ddtree_ops.core.checks import every
 from ddtree_ops.core.checks.about import CORE, About
 from ddtree_ops.core.checks.rule import Rule as AreaRule
 from ddtree_ops.core.errors import HostLocked, OpsError, PreconditionFailed
@@ -60,25 +44,7 @@ RULES: tuple[tuple[str, str, Rule], ...] = (
     ("facts", "service", doctor_unit.drift),
     ("drift", "state", doctor_unit.confirmed),
 )
-#: The rules of the areas in core/checks, in the order in which a person reads them.
-AREA_RULES: tuple[AreaRule[Any], ...] = (
-    *gpu.RULES,
-    *gpu_health.RULES,
-    *cuda.RULES,
-    *driver.RULES,
-    *devices.RULES,
-    *kernel_log.RULES,
-    *gpu_processes.RULES,
-    *nccl.RULES,
-    *nccl.TOPOLOGY_RULES,
-    *checkpoint.RULES,
-    *draft.RULES,
-    *draft_config.RULES,
-    *arguments.RULES,
-    *ranks.RULES,
-    *speculation.RULES,
-    *memory.RULES,
-)
+AREA_RULES = every.RULES
 SECTIONS = tuple({rule.section.name: rule.section for rule in AREA_RULES}.values())
 #: Without these nothing can be deployed at all: not knowing them blocks.
 NEEDED = {"launch": "hosts.yaml: interpreter: /path/to/bin/python3"}
