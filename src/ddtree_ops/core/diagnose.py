@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ddtree_ops.core.signatures import PHASES, Evidence, Scanner, Signature, bare, clean
+from ddtree_ops.core.signatures import PHASES, Evidence, Scanner, Signature, bare, clean, plain
 
 _ANY = "pasted"
 #: Signatures so general that a specific line after them is the better cause.
@@ -22,7 +22,7 @@ _GENERAL = frozenset({"F02", "I04", "J11", "N05", "Y01", "Y02", "Y03"})
 _STUCK, _FLAT = "S80", "S74"
 _FLAT_MIN, _FLAT_SURE, _FLAT_BOUND = 3, 6, 1.05
 _LONGEST = 8000  # a line longer than that (user text, all arguments) has its meaning at its beginning
-_OUTSIDE_ENGINE = (frozenset({"transport"}), frozenset({"parity"}))
+_OUTSIDE_ENGINE = frozenset({"transport"})
 
 _FRAME = re.compile(r'\s*File ".*", line \d+')
 _WRAPPED = re.compile(r'^\{.*"(?:log|MESSAGE|message|msg)" ?:')
@@ -90,7 +90,7 @@ class Reader:
         self._marks = [s for s in signatures if s.role in ("passed", "entered")]
         self._everywhere = [_anywhere(s) for s in known]
         self._engine_only = [
-            _anywhere(s) for s in known if s.phases not in _OUTSIDE_ENGINE or s.role == "benign"
+            _anywhere(s) for s in known if s.phases != _OUTSIDE_ENGINE or s.role == "benign"
         ]
         self._engine = False
         self._run = _Run(Scanner(self._everywhere))
@@ -119,6 +119,7 @@ class Reader:
 
     def _unwrapped(self, part: str) -> str:
         """The line without what the paste put around it: a JSON record, a quote mark, an indent."""
+        part = plain(part)
         if part.startswith("{") and _WRAPPED.match(part):
             try:
                 record = json.loads(part)

@@ -175,9 +175,14 @@ def match(line: str, phase: str, signatures: List[Signature]) -> Optional[Signat
     return None
 
 
+def plain(line: str) -> str:
+    """A log line without colours and control characters."""
+    return _ANSI.sub("", line).rstrip()
+
+
 def bare(line: str) -> str:
-    """A log line without colours and without what a journal, a container or a launcher writes in front of it."""
-    text = _ANSI.sub("", line).rstrip()
+    """`plain`, and without what a journal, a container or a launcher writes in front of the line."""
+    text = plain(line)
     for _ in range(3):  # docker in front of torchrun in front of vLLM
         text, found = _STAMP.subn("", text, count=1)
         if not found:
