@@ -89,7 +89,10 @@ _EXCEPTION = re.compile(
 )
 _CHAINED = re.compile(r"^(?:During handling of the above exception|The above exception was the direct cause)")
 _CHILD = re.compile(r"^Process \w*Process-\d[\d:]*:$")
-_SOFT = re.compile(r"(?i)\bignor\w+|\bfall(?:ing|s)? ?back\b|\bretrying\b|\bwarning\b|\w+Warning:|\bskipp\w+")
+_SOFT = re.compile(
+    r"(?i)\bignor\w+|\bfall(?:ing|s)? ?back\b|\bretrying\b|\bwarning\b|\w+Warning:|\bskipp\w+|\boverriding\b|\bdefaulting\b"
+    r"|\bnon-fatal\b|\bwill (?:use the )?default\b"
+)
 _SECRET = re.compile(
     r"(?i)((?:api|admin|access|hf|auth)[-_]?\w*(?:key|token)['\"]?\s*[=:]\s*|--\S*(?:key|token)['\"]?[ =,]+|bearer\s+)"
     r"('[^']*'|\"[^\"]*\"|[^\s,;)]+)"
