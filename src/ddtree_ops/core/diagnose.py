@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from ddtree_ops.core.needles import Gate
 from ddtree_ops.core.signatures import PHASES, Evidence, Scanner, Signature, bare, clean, plain
 
 _ANY = "pasted"
@@ -88,12 +89,10 @@ class Reader:
         self._by_id = {signature.id: signature for signature in signatures}
         known = [s for s in signatures if s.role not in ("passed", "entered") and s.id != _STUCK]
         self._marks = [s for s in signatures if s.role in ("passed", "entered")]
-        self._everywhere = [_anywhere(s) for s in known]
-        self._engine_only = [
-            _anywhere(s) for s in known if s.phases != _OUTSIDE_ENGINE or s.role == "benign"
-        ]
+        self._gate = Gate([_anywhere(s) for s in known])
+        self._engine_gate = Gate([_anywhere(s) for s in known if s.phases != _OUTSIDE_ENGINE])
         self._engine = False
-        self._run = _Run(Scanner(self._everywhere))
+        self._run = _Run(Scanner([]))
         self._failed_before: Diagnosis | None = None
         self._phase = ""
         self._indent: str | None = None
@@ -142,6 +141,7 @@ class Reader:
             self._run.scanner.feed("Traceback (most recent call last):", _ANY)  # the paste began below it
         self._follow_start(text)
         scanner = self._run.scanner
+        scanner.signatures = self._gate.candidates(text)
         signature = scanner.feed(line, _ANY)
         if scanner.best is not None and scanner.best.line != self._run.best_line:
             self._run.best_line, self._run.best_phase = scanner.best.line, self._phase
@@ -153,8 +153,7 @@ class Reader:
     def _follow_start(self, text: str) -> None:
         """The phase, as far as milestones tell it; a new start; being ready."""
         if not self._engine and _ENGINE.search(text):
-            self._engine = True
-            self._run.scanner.signatures = self._engine_only
+            self._engine, self._gate = True, self._engine_gate
         for mark in self._marks:
             if not mark.pattern.search(text):
                 continue
@@ -177,7 +176,7 @@ class Reader:
         cause = self._cause()
         if cause is not None and self._failed_before is None and cause.verdict == "FAIL":
             self._failed_before = cause
-        self._run = _Run(Scanner(self._engine_only))
+        self._run = _Run(Scanner([]))
         self._waits = self._moves = self._stuck = None
 
     def _came_up(self) -> None:
@@ -186,7 +185,7 @@ class Reader:
         run.ready, self._waits, self._moves = True, None, None
         best = run.scanner.best
         if best is not None and not self._is_hard(best):
-            run.scanner = Scanner(run.scanner.signatures)
+            run.scanner = Scanner([])
 
     def _is_hard(self, best: Evidence) -> bool:
         return self._role.get(best.id, "") in ("root", "fatal", "effect") or (best.kills and not best.known)
