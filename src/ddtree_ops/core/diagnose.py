@@ -29,7 +29,9 @@ _FRAME = re.compile(r'\s*File ".*", line \d+')
 _WRAPPED = re.compile(r'^\{.*"(?:log|MESSAGE|message|msg)" ?:')
 _STATISTICS = re.compile(r"(?:Running: \d+ reqs|Decode batch)")
 _ACCEPTED = re.compile(r"Decode batch.*accept len: (?P<length>\d+\.\d+)")
-_ENGINE = re.compile(r"server_args=|\bsglang\b.*(?:launch_server|serve\b)|Load weight begin|Uvicorn running on|ServerArgs\(")
+_ENGINE = re.compile(
+    r"server_args=|\bsglang\b.*(?:launch_server|serve\b)|Load weight begin|Uvicorn running on|ServerArgs\("
+)
 _DONE = re.compile(r"\bends?\b|\b100%")
 _STOPPING = re.compile(r"\bStopping \S+")
 _NOTHING_YET = ("refused",)
@@ -282,7 +284,9 @@ class Reader:
         if self._run.ready:
             best = self._run.scanner.best
             ended = best is not None and best.reason == "terminated"
-            return Diagnosis("OK", "it came up" + (", and was stopped later" if ended else ""), phase=self._phase)
+            return Diagnosis(
+                "OK", "it came up" + (", and was stopped later" if ended else ""), phase=self._phase
+            )
         unfinished = "; the engine has not said that it is ready" if self._engine else ""
         return Diagnosis("OK", "no line of this log means trouble" + unfinished, phase=self._phase)
 
