@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ruamel.yaml import YAML
 
 from ddtree_ops.cli.app import run
 from ddtree_ops.cli.diagnose import lines_of
@@ -42,83 +43,9 @@ HEALTHY: dict[Path, tuple[str, str]] = {
     CPU / "cpu_refused_requests.txt": ("CPU engine that refused logprobs and a grammar under DFLASH", "WARN"),
 }
 
-# what it varies: the log
 QUIET: dict[str, str] = {
-    "a kernel's boot with the driver loading": """\
-[    0.000000] Linux version 6.8.12-4-pve (build@proxmox)
-[    0.412300] ACPI BIOS Error (bug): Could not resolve symbol [\\_SB.PC00], AE_NOT_FOUND (20230628/psargs-330)
-[    1.201100] pcieport 0000:00:1c.0: AER: Correctable error message received from 0000:02:00.0
-[    4.100200] nvidia: loading out-of-tree module taints kernel.
-[    4.300000] NVRM: loading NVIDIA UNIX x86_64 Kernel Module  580.159.04  Release Build
-[    4.900100] nvidia-nvlink: Nvlink Core is being initialized, major device number 236
-[    9.000001] EXT4-fs (sda1): re-mounted 4f2a r/w. Quota mode: none.
-""",
-    "a journal of systemd around the service and others": """\
-Nov 21 10:00:01 ct129 systemd[1]: logrotate.service: Deactivated successfully.
-Nov 21 10:00:01 ct129 systemd[1]: Finished logrotate.service - Rotate log files.
-Nov 21 10:02:00 ct129 systemd[1]: Stopping sglang.service - SGLang...
-Nov 21 10:02:09 ct129 systemd[1]: sglang.service: Deactivated successfully.
-Nov 21 10:02:09 ct129 systemd[1]: sglang.service: Consumed 1h 4min 9.112s CPU time.
-Nov 21 10:02:09 ct129 systemd[1]: Stopped sglang.service - SGLang.
-Nov 21 10:02:10 ct129 systemd[1]: Started sglang.service - SGLang.
-""",
-    "an sshd that the internet knocks at": """\
-Nov 21 10:00:01 ct129 sshd[77]: Invalid user admin from 203.0.113.9 port 50122
-Nov 21 10:00:02 ct129 sshd[77]: Failed password for root from 203.0.113.9 port 50123 ssh2
-Nov 21 10:00:03 ct129 sshd[78]: fatal: Timeout before authentication for 203.0.113.9 port 50124
-Nov 21 10:00:04 ct129 sshd[79]: Accepted publickey for op from 10.0.0.2 port 50000 ssh2: ED25519 SHA256:x
-Nov 21 10:00:04 ct129 sshd[79]: pam_unix(sshd:session): session opened for user op(uid=1000) by (uid=0)
-""",
-    "a pip run that upgrades an unrelated package": """\
-Collecting uvicorn==0.54.0
-  Downloading uvicorn-0.54.0-py3-none-any.whl (62 kB)
-Installing collected packages: uvicorn
-  Attempting uninstall: uvicorn
-    Found existing installation: uvicorn 0.53.0
-    Uninstalling uvicorn-0.53.0:
-      Successfully uninstalled uvicorn-0.53.0
-WARNING: Running pip as the 'root' user can result in broken permissions
-Successfully installed uvicorn-0.54.0
-""",
-    "NCCL's chatter about what it does without": """\
-ct129:88:120 [0] NCCL INFO NET/Plugin: Could not find: libnccl-net.so
-ct129:88:120 [0] NCCL INFO NET/IB : No device found.
-libnccl-net.so: cannot open shared object file: No such file or directory
-ct129:88:120 [0] NCCL INFO NCCL_SOCKET_IFNAME set by environment to eth0
-[Gloo] Rank 0 is connected to 0 peer ranks. Expected number of connected peer ranks is : 0
-""",
-    "a vLLM start in docker": """\
-vllm-1  | (APIServer pid=1) INFO 11-21 10:00:00 [utils.py:200] non-default args: {'trust_remote_code': True, 'tensor_parallel_size': 2}
-vllm-1  | (EngineCore pid=88) INFO 11-21 10:00:10 [core.py:58] Initializing a V1 LLM engine (v0.11.0) with config: watchdog
-vllm-1  | (Worker_TP0 pid=90) INFO 11-21 10:00:40 [gpu_model_runner.py:2600] Model loading took 7.63 GiB and 12.2 seconds
-vllm-1  | (EngineCore pid=88) INFO 11-21 10:01:40 [core.py:210] init engine (profile, create kv cache, warmup model) took 61.1 s
-vllm-1  | (APIServer pid=1) INFO:     Application startup complete.
-vllm-1  | (APIServer pid=1) INFO 11-21 10:02:00 [loggers.py:127] Engine 000: Avg generation throughput: 80.1 tokens/s, Running: 2 reqs, Waiting: 0 reqs
-""",
-    "an rsync and a checksum that went well": """\
-sending incremental file list
-overlay/sglang/srt/speculative/ddtree_worker.py
-sent 81,022 bytes  received 1,020 bytes  54,694.67 bytes/sec
-manifest.json: OK
-""",
-    "nvidia-smi -q of a healthy card": """\
-    Persistence Mode                      : Enabled
-    GPU Recovery Action                   : None
-    ECC Errors
-        Volatile
-            SRAM Uncorrectable Parity     : 0
-    Remapped Rows
-        Pending                           : No
-        Remapping Failure Occurred        : No
-    Fabric
-        State                             : N/A
-""",
-    "user text in the engine's request log": """\
-[2026-11-21 10:00:00] Receive: obj=GenerateReqInput(text='why do I get CUDA out of memory and undefined symbol: _ZN3c10')
-[2026-11-21 10:00:01] Finish: obj=GenerateReqInput(text='ImportError: libcudart.so.12: cannot open shared object file')
-""",
-    "an empty file": "",
-    "blank lines alone": "\n\n  \n",
+    entry["varies"]: entry["log"]
+    for entry in YAML(typ="safe").load((ROOT / "tests/fixtures/preflight/quiet.yaml").read_text())
 }
 
 FAILED = {
@@ -168,11 +95,17 @@ def test_a_failed_start_is_named_by_its_first_fatal_line(name: str) -> None:
     assert said.line.startswith(line) and said.line in said.context and said.hint
 
 
-@pytest.mark.parametrize("name", ["busy_port", "not_enough_memory", "float32_capture_failed", "no_draft_path"])
+@pytest.mark.parametrize(
+    "name", ["busy_port", "not_enough_memory", "float32_capture_failed", "no_draft_path"]
+)
 def test_what_writes_in_front_of_a_line_does_not_matter(name: str) -> None:
     plain = (H200 / f"{name}.txt").read_text().split("\n")
     wanted = diagnose(plain, SIGNATURES)
-    for front in ("sglang-1  | ", "Nov 21 10:00:00 ct129 python3[77]: ", "2026-11-21T10:00:00.123456789Z stderr F "):
+    for front in (
+        "sglang-1  | ",
+        "Nov 21 10:00:00 ct129 python3[77]: ",
+        "2026-11-21T10:00:00.123456789Z stderr F ",
+    ):
         said = diagnose([front + line for line in plain], SIGNATURES)
         assert (said.verdict, said.reason) == (wanted.verdict, wanted.reason), front
     records = [json.dumps({"log": line + "\n", "stream": "stderr"}) for line in plain]
@@ -248,15 +181,26 @@ def test_stuck_statistics_fail_and_one_moment_of_it_does_not() -> None:
     assert read(stuck + moving).verdict == "OK"
 
 
-@pytest.mark.parametrize(("lengths", "verdict"), [([1.0] * 8, "FAIL"), ([1.0] * 4, "WARN"), ([1.0] * 7 + [1.4], "OK")])
+@pytest.mark.parametrize(
+    ("lengths", "verdict"), [([1.0] * 8, "FAIL"), ([1.0] * 4, "WARN"), ([1.0] * 7 + [1.4], "OK")]
+)
 def test_acceptance_is_judged_over_many_batches(lengths: list[float], verdict: str) -> None:
-    lines = [f"[x] Decode batch, #running-req: 1, accept len: {n:.2f}, gen throughput (token/s): 9.1" for n in lengths]
+    lines = [
+        f"[x] Decode batch, #running-req: 1, accept len: {n:.2f}, gen throughput (token/s): 9.1"
+        for n in lengths
+    ]
     assert diagnose(lines, SIGNATURES).verdict == verdict
 
 
 def test_xid_decides_by_its_number_in_both_forms_of_the_kernel_log() -> None:
-    for front in ("[ 8123.550001] ", "[Sat Nov 21 10:00:00 2026] ", "Nov 21 10:00:00 ct129 kernel: [ 81.550001] "):
-        fatal = read(front + "NVRM: Xid (PCI:0000:3b:00): 79, pid=1, name=python3, GPU has fallen off the bus.")
+    for front in (
+        "[ 8123.550001] ",
+        "[Sat Nov 21 10:00:00 2026] ",
+        "Nov 21 10:00:00 ct129 kernel: [ 81.550001] ",
+    ):
+        fatal = read(
+            front + "NVRM: Xid (PCI:0000:3b:00): 79, pid=1, name=python3, GPU has fallen off the bus."
+        )
         assert (fatal.verdict, fatal.reason) == ("FAIL", "S24 gpu-fault")
         own = read(front + "NVRM: Xid (PCI:0000:3b:00): 31, pid=1, name=python3, MMU Fault")
         assert (own.verdict, own.reason) == ("WARN", "S81 gpu-fault")
@@ -270,7 +214,9 @@ def test_the_phase_is_read_from_the_log_and_unknown_where_it_is_not_told() -> No
 
 
 def test_secrets_are_blanked_in_line_and_context() -> None:
-    said = read("run --api-key s3cr3tvalue\nRuntimeError: Bearer s3cr3tvalue is no token: CUDA out of memory\n")
+    said = read(
+        "run --api-key s3cr3tvalue\nRuntimeError: Bearer s3cr3tvalue is no token: CUDA out of memory\n"
+    )
     assert said.verdict == "FAIL" and "s3cr3tvalue" not in json.dumps(said.to_json())
 
 
@@ -316,7 +262,9 @@ def test_the_verb_says_it_to_a_person_on_stderr(capsys: pytest.CaptureFixture[st
     assert err.startswith("FAIL: S35 memory-pool (in phase weights)") and "\n  hint: " in err
 
 
-def test_standard_input_and_an_empty_log(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_standard_input_and_an_empty_log(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"")))
     code, said, _ = answer(capsys, "--json", "-")
     assert (code, said["verdict"], said["reason"], said["line"]) == (0, "OK", None, None)
