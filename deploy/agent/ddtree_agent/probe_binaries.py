@@ -19,6 +19,8 @@ PACKAGES = (
 )  # fmt: skip
 #: Names of torch's own namespaces, and its C interface: the part of a library's symbols that binds it to one torch.
 TORCH = re.compile(r"^_Z(?:T[VISThv]|GV|GR)?(?:N[rVKRO]*)?(?:3c10|2at|5torch|6caffe2|4c10d)|^(?:aoti_)?torch_")
+#: At most so many files of one package: those of one build say the same.
+PER_PACKAGE, IN_ALL, NAMED, SECONDS = 40, 160, 8, 8.0
 #: Names of CUDA's libraries, each with the file that has to define it.
 CUDA = (
     ("nccl", "libnccl.so"), ("cudnn", "libcudnn"), ("cublasLt", "libcublasLt.so"), ("cublas", "libcublas.so"),
@@ -29,7 +31,7 @@ CUDA = (
 )  # fmt: skip
 DRIVER = re.compile(r"^cu[A-Z]\w*$")
 LIBRARY = re.compile(r"\.so(\.\d+)*$")
-PER_PACKAGE, IN_ALL, NAMED, SECONDS = 40, 160, 8, 8.0
+FAULTS = ("error", "missing", "lost", "versions", "driver")
 
 
 def binaries(context: Context) -> Dict[str, Any]:
@@ -56,13 +58,12 @@ def examine(origins: Dict[str, str], loader: Loader, deadline: float) -> Dict[st
     left = 0
     for name in PACKAGES:
         files = _files(origins[name]) if name in origins else []
-        left += max(0, len(files) - PER_PACKAGE)
         jobs += [(name, path) for path in files[:PER_PACKAGE]]
     loader.loaded = loaded
     libcuda = loader.known.get("libcuda.so.1") or next(
         (p for p in (os.path.join(d, "libcuda.so.1") for d in loader.library_path) if os.path.exists(p)), None
     )
-    preloads = _preloads(torch) if torch else set()
+    preloads = _preloads(torch, loader, ours, loaded) if torch else set()
     libs = []
     for name, path in jobs:
         if len(libs) >= IN_ALL or time.monotonic() > deadline:
@@ -81,9 +82,6 @@ def examine(origins: Dict[str, str], loader: Loader, deadline: float) -> Dict[st
         "seen": len(libs),
         "left": left,
     }
-
-
-FAULTS = ("error", "missing", "lost", "versions", "driver")
 
 
 def _one(
@@ -195,17 +193,19 @@ def _elsewhere(name: str, loader: Loader, loaded: Dict[str, str]) -> Optional[st
     return next((path for pattern in patterns for path in sorted(glob.glob(pattern))), None)
 
 
-def _preloads(torch: str) -> Set[str]:
+def _preloads(torch: str, loader: Loader, ours: List[str], loaded: Dict[str, str]) -> Set[str]:
     """Libraries that `import torch` itself loads by path from its companions' wheels: "libnvrtc", and so on.
 
-    Only releases that do it on every import count; older ones have the same table for a fallback.
+    Newer releases do so on every import, older ones only where their own libraries do not load without.
     """
     try:
         with open(torch, encoding="utf-8", errors="replace") as file:
             text = file.read(400_000)
     except OSError:
         return set()
-    if "/proc/self/maps" not in text:
+    opened = [one for one in (loader.open(path) for path in ours) if one is not None]
+    always = "/proc/self/maps" in text
+    if not always and all(name in loaded or loader.find(name, one) for one in opened for name in one.needed):
         return set()
     return set(re.findall(r"[\"'](lib\w+)\.so\.\*", text))
 
