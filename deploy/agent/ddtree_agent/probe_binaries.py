@@ -4,12 +4,14 @@ import glob
 import os
 import re
 import time
-from typing import Any, Dict, List, Optional, Set
+from typing import TYPE_CHECKING, Any, Dict, List, Optional, Set
 
 from . import fatbin
 from .elf_symbols import Elf, gnu_hash
 from .loader import Loader, cache
-from .probe_areas import Context
+
+if TYPE_CHECKING:
+    from .probe_areas import Context
 
 #: Import names whose libraries are held against torch. Each is in package.QUERY, which says where it lies.
 PACKAGES = (
@@ -34,7 +36,7 @@ LIBRARY = re.compile(r"\.so(\.\d+)*$")
 FAULTS = ("error", "missing", "lost", "versions", "driver")
 
 
-def binaries(context: Context) -> Dict[str, Any]:
+def binaries(context: "Context") -> Dict[str, Any]:
     """The section: {torch, host, libcuda, libs: [one of _one()], left}; left: how many the limits left out."""
     asked = context.asked
     if "error" in asked:

@@ -4,17 +4,19 @@ import glob
 import json
 import os
 import re
-from typing import Any, Dict, List, Optional
+from typing import TYPE_CHECKING, Any, Dict, List, Optional
 
 from . import package
-from .probe_areas import Context
+
+if TYPE_CHECKING:
+    from .probe_areas import Context
 
 #: Distributions whose pins of the others decide whether the engine starts.
 PINNING = ("sglang", "torchvision", "torchaudio", "sglang-kernel", "sgl-kernel", "flashinfer-python", "vllm")
 NAMED = 20
 
 
-def python(context: Context) -> Dict[str, Any]:
+def python(context: "Context") -> Dict[str, Any]:
     """{user_site, user_dists, pycache_prefix, conda, requires, missing, newer, editable, variables}.
 
     user_dists: distributions of the engine's stack in the user's own site. requires: {name: {name: specifier}} of

@@ -6,11 +6,11 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from ddtree_ops.core.checks.binaries import SECTION, Binaries, Binary, Group, dist_named, torch_named
-from ddtree_ops.core.checks.python_env import interpreter, serving
+from ddtree_ops.core.checks.python_env import interpreter
 from ddtree_ops.core.checks.rule import Rule
 from ddtree_ops.core.checks.toolchain import SECTION as TOOLCHAIN
 from ddtree_ops.core.checks.toolchain import Device, Toolchain
-from ddtree_ops.core.finding import Finding, Level, block, ok, warn
+from ddtree_ops.core.finding import Finding, block, ok, warn
 
 if TYPE_CHECKING:
     from ddtree_ops.core.facts_live import Live
@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 
 #: Below this share of a library's kernels it was not built for that GPU; above, the rest is meant for others.
 FEW = 0.5
+
+#: Attention backends that are written for some GPUs alone, by the major of their compute capability.
+BACKENDS = {"fa3": (8, 9), "trtllm_mha": (9, 10, 12), "trtllm_mla": (10,), "cutlass_mla": (10,)}
 
 
 def runs(number: int, group: Group) -> str | None:
@@ -120,12 +123,30 @@ def torch(facts: Binaries, live: Live, wanted: Wanted) -> list[Finding]:
         if fits < FEW:
             return [block("gpu-torch", f"{said}: no kernel image for it", remedy)]
         if ptx >= FEW:
-            level = Level.WARN if serving(live) or device.number // 10 <= newest // 10 else Level.BLOCK
-            return [Finding("gpu-torch", level, f"{said}: it would be compiled from PTX at the first start", remedy)]
+            return [warn("gpu-torch", f"{said}: compiled from PTX at the first start, which takes long", remedy)]
         if device.number > newest:
             said = f"{said}: newer than the list, of the same major; that normally runs. Watch ptxas and FlashInfer"
             return [warn("gpu-torch", said, remedy)]
     return [ok("gpu-torch", f"{torch_named(live)} has code for every GPU ({_list(library)})")]
+
+
+def backend(facts: Binaries, live: Live, wanted: Wanted) -> list[Finding]:
+    """The attention backend that the arguments name exists for every GPU."""
+    tools = live.of(TOOLCHAIN)
+    if live.cuda is False or not isinstance(tools, Toolchain):
+        return []
+    for flag, value in sorted(tools.backends.items()):
+        if "attention" not in flag or value not in BACKENDS:
+            continue
+        majors = BACKENDS[value]
+        for i, device in enumerate(tools.devices or ()):
+            if device.number // 10 not in majors:
+                said = (
+                    f"{flag} {value} has no kernels for GPU {i} ({device.name}, sm_{device.number}), only for compute "
+                    f"capability {', '.join(f'{major}.x' for major in majors)}"
+                )
+                return [block("gpu-backend", said, f"{flag} triton, or flashinfer, in hosts.yaml or the unit")]
+    return [ok("gpu-backend", "the attention backend fits the GPUs")]
 
 
 def _list(one: Binary) -> str:
@@ -149,5 +170,10 @@ RULES: tuple[Rule[Binaries], ...] = (
         "gpu-torch", SECTION, torch,
         "A torch without code for the GPU fails at its first operation, minutes into the start.",
         ("F031", "F037"),
+    ),
+    Rule(
+        "gpu-backend", SECTION, backend,
+        "An attention backend without kernels for the GPU fails at its first call: no kernel image is available.",
+        ("F033",),
     ),
 )  # fmt: skip
