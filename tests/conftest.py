@@ -10,6 +10,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "deploy" / "agent"))
+sys.path.insert(0, str(ROOT / "tests" / "catalogue"))
 
 _seconds: dict[str, float] = defaultdict(float)
 

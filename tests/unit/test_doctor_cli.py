@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_doctor import HEALTHY, RECORDED
+from healthy import RECORDED
+from test_doctor import HEALTHY
 
 from ddtree_ops.apply import agent
 from ddtree_ops.cli.app import run

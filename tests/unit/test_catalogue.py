@@ -1,0 +1,153 @@
+"""The public failure reports: each gives its verdict and names its cause, its healthy twin stays OK."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import entries
+import pytest
+from entries import (
+    Entry,
+    HealthyLog,
+    Problems,
+    Variation,
+    findings,
+    healthy_logs,
+    judge_facts,
+    judge_log,
+    load,
+    log_alarm,
+    reports,
+    variations,
+)
+
+from ddtree_ops.cli.app import Verbs
+from ddtree_ops.core.doctor import blocked
+from ddtree_ops.core.finding import Level
+
+pytestmark = pytest.mark.tier("preflight")
+ENTRIES = load()
+FACTS = [entry for entry in ENTRIES if entry.facts is not None]
+LOGS = [entry for entry in ENTRIES if entry.log is not None]
+VARIATIONS = list(variations())
+
+
+@pytest.mark.parametrize("entry", FACTS, ids=lambda entry: f"{entry.family}-{entry.id}")
+def test_a_report_is_found_before_the_stop(entry: Entry) -> None:
+    assert judge_facts(entry) == []
+
+
+@pytest.mark.parametrize("entry", LOGS, ids=lambda entry: f"{entry.family}-{entry.id}")
+def test_a_report_is_found_in_its_log(entry: Entry) -> None:
+    assert judge_log(entry) == []
+
+
+@pytest.mark.parametrize("on", ["h200", "cpu"])
+def test_a_healthy_host_is_ok_throughout(on: str) -> None:
+    assert [finding for finding in findings({}, on) if finding.level is not Level.OK] == []
+
+
+@pytest.mark.parametrize("variation", VARIATIONS, ids=lambda variation: variation.varies[:40])
+def test_no_rule_blocks_a_healthy_host_that_is_different(variation: Variation) -> None:
+    assert blocked(findings(variation.facts, variation.on, variation.wanted)) == []
+
+
+@pytest.mark.skipif("diagnose" not in Verbs.table, reason="diagnose is being written")
+@pytest.mark.parametrize("log", healthy_logs(), ids=lambda log: log.file.rpartition("/")[2])
+def test_diagnose_fails_no_healthy_start(log: HealthyLog) -> None:
+    assert log_alarm(log) is None
+
+
+def test_all_173_open_reports_are_listed() -> None:
+    assert len(reports()) == 173
+    assert {kind for _, kind in reports().values()} == {"block", "warn", "-"}
+
+
+GOOD = """
+- id: F076
+  paraphrase: the unit's user may not open the device nodes
+  covered: facts
+  facts: {user: {exists: false}}
+  rule: user
+  level: BLOCK
+  names: [root]
+  twin: {user: {exists: true}}
+"""
+
+
+def _load(directory: Path, text: str, monkeypatch: pytest.MonkeyPatch, log: str | None = None) -> list[Entry]:
+    monkeypatch.setattr(entries, "BEING_WRITTEN", frozenset(entries.families()) - {"LXC"})
+    monkeypatch.setattr(entries, "reports", lambda: {"F076": ("LXC", "block")})
+    (directory / "LXC.yaml").write_text(text)
+    if log:
+        (directory / "LXC.log.yaml").write_text(log)
+    return load(directory)
+
+
+def test_a_good_entry_loads_and_passes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (entry,) = _load(tmp_path, GOOD, monkeypatch)
+    assert judge_facts(entry) == []
+
+
+WRONG = [
+    (GOOD.replace("  rule: user\n", ""), "LXC.yaml: F076: rule is missing"),
+    (GOOD.replace("F076", "F999"), "F999: no report of family LXC"),
+    (GOOD + GOOD, "F076 is given twice"),
+    (GOOD.replace("BLOCK", "STOP"), "F076: level: "),
+    (GOOD.replace("  twin:", "  twins:"), "F076: twins: Extra inputs are not permitted"),
+    (GOOD.replace("covered: facts", "covered: both"), "F076: log is missing"),
+    ("[]", "LXC.yaml: F076 is missing"),
+    (
+        "- id: F076\n  paraphrase: happens to the client alone\n  covered: no\n".replace("no", "'no'"),
+        "without why_not",
+    ),
+    (
+        "- id: F076\n  paraphrase: caught by another test there\n  covered: test\n  when: before\n"
+        "  shown_by: tests/unit/test_catalogue.py::test_absent\n",
+        "test_absent does not exist",
+    ),
+    ("- id: [", "LXC.yaml: "),
+]
+
+
+@pytest.mark.parametrize(("text", "said"), WRONG, ids=[said for _, said in WRONG])
+def test_a_wrong_entry_is_named_with_its_file(
+    text: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(Problems, match=re.escape(said)):
+        _load(tmp_path, text, monkeypatch)
+
+
+def test_an_entry_in_words_alone_waits_until_its_family_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = "- id: F076\n  paraphrase: the unit's user may not open the device nodes\n"
+    with pytest.raises(Problems, match="F076: covered: Field required"):
+        _load(tmp_path, words, monkeypatch)
+    monkeypatch.setattr(entries, "BEING_WRITTEN", frozenset({"LXC"}))
+    assert load(tmp_path) == []
+
+
+def test_a_log_half_joins_its_entry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = "- id: F076\n  log: a\n  verdict: FAIL\n  reason: x\n  hint_names: [y]\n  log_twin: b\n"
+    (entry,) = _load(tmp_path, GOOD, monkeypatch, log)
+    assert (entry.covered, entry.rule, entry.reason) == ("both", "user", "x")
+    with pytest.raises(Problems, match="rule is given in both files"):
+        _load(tmp_path, GOOD, monkeypatch, log + "  rule: user\n")
+
+
+MISSES = [
+    (GOOD.replace("names: [root]", "names: [gpu]"), "'gpu' is not named"),
+    (GOOD.replace("level: BLOCK", "level: WARN"), "no WARN of user"),
+    (GOOD.replace("twin: {user: {exists: true}}", "twin: {user: {exists: false}}"), "the twin is not OK"),
+    (GOOD.replace("facts: {user: {exists: false}}", "facts: {}"), "no BLOCK of user"),
+]
+
+
+@pytest.mark.parametrize(("text", "said"), MISSES, ids=[said for _, said in MISSES])
+def test_an_entry_that_the_rules_miss_fails(
+    text: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (entry,) = _load(tmp_path, text, monkeypatch)
+    assert any(said in wrong for wrong in judge_facts(entry))
