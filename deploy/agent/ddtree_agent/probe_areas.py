@@ -4,7 +4,15 @@ from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any, Callable, Dict, List, Optional, Tuple
 
-from . import sandbox, unitenv
+from . import (
+    inner_caches,
+    inner_sources,
+    inner_toolchain,
+    probe_binaries,
+    probe_python,
+    sandbox,
+    unitenv,
+)
 
 
 @dataclass
@@ -20,9 +28,16 @@ class Context:
 
 
 #: (section, function of the context, limit in seconds): run by the agent, as root.
-HERE: List[Tuple[str, Callable[[Context], Dict[str, Any]], float]] = []
+HERE: List[Tuple[str, Callable[[Context], Dict[str, Any]], float]] = [
+    ("python", probe_python.python, 10),
+    ("binaries", probe_binaries.binaries, 15),
+]
 #: (section, module with collect(argument), argument from the context, limit): run as the service would.
-INSIDE: List[Tuple[str, ModuleType, Callable[[Context], Any], float]] = []
+INSIDE: List[Tuple[str, ModuleType, Callable[[Context], Any], float]] = [
+    ("toolchain", inner_toolchain, probe_python.toolchain_argument, 20),
+    ("caches", inner_caches, lambda _: None, 20),
+    ("sources", inner_sources, probe_python.sources_argument, 20),
+]
 
 
 def jobs(context: Context) -> "List[Any]":

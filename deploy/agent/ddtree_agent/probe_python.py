@@ -7,6 +7,7 @@ import re
 from typing import TYPE_CHECKING, Any, Dict, List, Optional
 
 from . import package
+from .layout import OPT
 
 if TYPE_CHECKING:
     from .probe_areas import Context
@@ -14,10 +15,33 @@ if TYPE_CHECKING:
 #: Distributions whose pins of the others decide whether the engine starts.
 PINNING = ("sglang", "torchvision", "torchaudio", "sglang-kernel", "sgl-kernel", "flashinfer-python", "vllm")
 NAMED = 20
+#: Arguments that decide which kernels compile; their values are names of backends, never secrets.
+BACKENDS = (
+    "--attention-backend", "--prefill-attention-backend", "--decode-attention-backend", "--sampling-backend",
+    "--moe-runner-backend", "--speculative-attention-backend", "--mm-attention-backend",
+)  # fmt: skip
+
+
+def toolchain_argument(context: "Context") -> Dict[str, Any]:
+    """For inner_toolchain: the backends that the server's arguments name."""
+    launch = context.launch
+    given = {name: launch.value(name) for name in BACKENDS} if launch else {}
+    return {"backends": {k: v for k, v in given.items() if v and re.fullmatch(r"[a-z0-9_]{1,30}", v)}}
+
+
+def sources_argument(context: "Context") -> Dict[str, Any]:
+    """For inner_sources: the engine's package, the series' files in it, and where releases lie."""
+    origin = (context.asked.get("modules") or {}).get("sglang")
+    files = context.request.get("files")
+    return {
+        "package": os.path.dirname(os.path.realpath(origin)) if origin else None,
+        "files": [name for name in files if name.endswith(".py")][:100] if isinstance(files, list) else [],
+        "roots": [{"path": path, "there": os.path.exists(path)} for path in (os.path.join(OPT, "releases"),)],
+    }
 
 
 def python(context: "Context") -> Dict[str, Any]:
-    """{user_site, user_dists, pycache_prefix, conda, requires, missing, newer, editable, variables}.
+    """{user_site, user_dists, pycache_prefix, conda, site_dists, requires, missing, newer, editable, cudnn_check_off}.
 
     user_dists: distributions of the engine's stack in the user's own site. requires: {name: {name: specifier}} of
     pins between packages. missing: [{name, elsewhere}] what sglang requires and the interpreter does not see.

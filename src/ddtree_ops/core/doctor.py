@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ddtree_ops.core import abi, doctor_engine, doctor_host, doctor_unit
+from ddtree_ops.core.checks import arch, binaries, caches, python_env, sources, toolchain
 from ddtree_ops.core.checks.python_env import serving
 from ddtree_ops.core.checks.rule import Rule as AreaRule
 from ddtree_ops.core.errors import HostLocked, OpsError, PreconditionFailed
@@ -44,7 +45,14 @@ RULES: tuple[tuple[str, str, Rule], ...] = (
     ("drift", "state", doctor_unit.confirmed),
 )
 #: The rules of the areas in core/checks, in the order in which a person reads them.
-AREA_RULES: tuple[AreaRule[Any], ...] = ()
+AREA_RULES: tuple[AreaRule[Any], ...] = (
+    *python_env.RULES,
+    *binaries.RULES,
+    *arch.RULES,
+    *toolchain.RULES,
+    *caches.RULES,
+    *sources.RULES,
+)
 SECTIONS = tuple({rule.section.name: rule.section for rule in AREA_RULES}.values())
 #: Without these nothing can be deployed at all: not knowing them blocks.
 NEEDED = {"launch": "hosts.yaml: interpreter: /path/to/bin/python3"}

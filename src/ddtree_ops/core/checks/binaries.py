@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -221,7 +222,12 @@ def library_path(facts: Binaries, live: Live, wanted: Wanted) -> list[Finding]:
             level = severity(one, live)
             if one.package in ("torch", "nvidia") and one.file.rpartition("/")[2] not in TORCH_CORE:
                 level = Level.WARN
-            if lost.elsewhere:
+            other = _other_cuda(lost.name, live)
+            if other:
+                said = f"{one.label} needs {lost.name}: {other}. One environment, one CUDA major"
+                package = dist_named(one.package, live).split()[0]
+                remedy = f"{interpreter(live)} -m pip uninstall {package}, or its wheel for torch's CUDA"
+            elif lost.elsewhere:
                 folder = lost.elsewhere.rpartition("/")[0]
                 said = (
                     f"{one.label} needs {lost.name}, which the unit's loader does not find; it lies in {folder}. "
@@ -233,6 +239,15 @@ def library_path(facts: Binaries, live: Live, wanted: Wanted) -> list[Finding]:
                 remedy = f"{interpreter(live)} -m pip install the wheel that brings {lost.name}, or {_other(one, live)}"
             found.append(Finding("library-path", level, said, remedy))
     return _first(found) or [ok("library-path", "every library that is asked for is found by the unit's loader")]
+
+
+def _other_cuda(name: str, live: Live) -> str | None:
+    """In words, where a library of CUDA itself is of another major than torch's."""
+    asked = re.fullmatch(r"lib(?:cudart|nvrtc|cublas|cublasLt|nvJitLink)\.so\.(\d+)[.\d]*", name)
+    torch = getattr(live.abi, "torch", None)
+    if asked is None or torch is None or torch.cuda is None or torch.cuda.partition(".")[0] == asked.group(1):
+        return None
+    return f"it is built for CUDA {asked.group(1)}, {torch_named(live)} for CUDA {torch.cuda}"
 
 
 def _other(one: Binary, live: Live) -> str:

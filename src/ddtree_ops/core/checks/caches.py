@@ -213,7 +213,7 @@ def place_of(facts: Caches, live: Live, wanted: Wanted) -> list[Finding]:
             said = f"{place.name} cache {place.path} is on {place.fs}, shared over the network; {ranks} ranks race in it"
             level = Level.BLOCK if ranks > 1 and place.name in ALWAYS else Level.WARN
             found.append(Finding("cache-place", level, said, moved))
-        elif place.exists and place.real != place.path:
+        elif place.exists and place.source == "HOME" and place.real != _straight(place, facts.places["home"]):
             said = f"{place.name} cache {place.path} is a link to {place.real}: staging files go missing under several ranks"
             found.append(warn("cache-place", said, moved))
         elif place.fs in ("tmpfs", "ramfs", "overlay"):
@@ -222,6 +222,12 @@ def place_of(facts: Caches, live: Live, wanted: Wanted) -> list[Finding]:
         elif place.fs is None:
             found.append(warn("cache-place", f"unknown: what file system holds {place.path}", None))
     return _worst("cache-place", found, "kernel caches are local directories")
+
+
+def _straight(place: Place, home: Place) -> str:
+    """Where the cache would be without a link of its own: a linked home directory is nothing unusual."""
+    below = place.path.removeprefix(home.path.rstrip("/") + "/")
+    return place.path if below == place.path else f"{home.real.rstrip('/')}/{below}"
 
 
 def room(facts: Caches, live: Live, wanted: Wanted) -> list[Finding]:

@@ -196,14 +196,16 @@ def cudnn(env: PythonEnv, live: Live, wanted: Wanted) -> list[Finding]:
     if live.cuda is False or torch is None or not torch.version or torch.version.partition("+")[0] != CUDNN_TORCH:
         return [ok("cudnn", "no known fault of this torch with cuDNN")]
     dist = next((d for d in getattr(abi, "dists", ()) if re.fullmatch(r"nvidia-cudnn-cu\d+", d.name)), None)
+    target = getattr(live.model, "target", None)
+    images = any("ConditionalGeneration" in name for name in getattr(target, "architectures", ()))
     if dist is None:
+        if target is not None and not images:
+            return [ok("cudnn", "the model reads no images, for which alone this torch needs a newer cuDNN")]
         return [warn("cudnn", f"torch {torch.version} needs cuDNN 9.15 or newer; its version is unknown", None)]
     if _numbers(dist.version)[:2] >= CUDNN_NEEDED:
         return [ok("cudnn", f"{dist.name} {dist.version} is new enough for torch {torch.version}")]
     said = f"torch {torch.version} with {dist.name} {dist.version}: a fault in Conv3d before cuDNN 9.15"
     remedy = f"{interpreter(live)} -m pip install --no-deps {dist.name}==9.16.0.29"
-    target = getattr(live.model, "target", None)
-    images = any("ConditionalGeneration" in name for name in getattr(target, "architectures", ()))
     if images and not env.cudnn_check_off:
         return [block("cudnn", f"{said}, and the engine refuses to start a model that reads images", remedy)]
     return [warn("cudnn", said, remedy)]
