@@ -8,10 +8,13 @@ SITE = "/v/lib/python3.11/site-packages"
 GIB = 1 << 30
 
 
-def binary(package: str, file: str, groups: list[dict[str, Any]] | None = None, **more: Any) -> dict[str, Any]:
+def binary(
+    package: str, file: str, groups: list[dict[str, Any]] | None = None, **more: Any
+) -> dict[str, Any]:
     """One library as probe_binaries gives it, without a fault."""
     return {
-        "package": package, "file": file, "machine": "x86_64", "needed": ["libc10.so", "libtorch.so", "libcudart.so.12"],
+        "package": package, "file": file, "machine": "x86_64",
+        "needed": ["libc10.so", "libtorch.so", "libcudart.so.12"],
         "missing": [], "missing_count": 0, "lost": [], "driver": [], "versions": [], "groups": groups, **more,
     }  # fmt: skip
 
@@ -54,13 +57,16 @@ SECTIONS: dict[str, Any] = {
             binary("sgl_kernel", f"{SITE}/sgl_kernel/sm100/common_ops.abi3.so", [
                 {"cubin": ["100", "120", "80", "86", "89", "90"], "ptx": ["120"], "count": 70},
             ]),
-            binary("sgl_kernel", f"{SITE}/sgl_kernel/flash_ops.abi3.so", [{"cubin": ["80", "86", "89", "90a"], "ptx": [], "count": 30}]),
+            binary("sgl_kernel", f"{SITE}/sgl_kernel/flash_ops.abi3.so", [
+                {"cubin": ["80", "86", "89", "90a"], "ptx": [], "count": 30},
+            ]),
             binary("torchvision", f"{SITE}/torchvision/_C.so"),
         ],
         "seen": 20, "left": 0,
     },
     "toolchain": {
-        "path": "/v/bin:/usr/local/cuda/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "variables": {},
+        "path": "/v/bin:/usr/local/cuda/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+        "variables": {},
         "tools": {
             "ninja": {"path": "/v/bin/ninja", "version": "1.13.0", "error": None},
             "cc": {"path": "/usr/bin/gcc", "version": "13.3.0", "error": None},
@@ -85,7 +91,8 @@ SECTIONS: dict[str, Any] = {
         "home": "/root", "uid": 0, "boot": 1.0,
         "places": {
             "home": place("/root", compiled=None), "tmp": place("/tmp", "the default", None, mode=0o1777),
-            "triton": place("/root/.triton/cache"), "inductor": place("/tmp/torchinductor_root", "TMPDIR", 0, exists=False, base="/tmp"),
+            "triton": place("/root/.triton/cache"),
+            "inductor": place("/tmp/torchinductor_root", "TMPDIR", 0, exists=False, base="/tmp"),
             "flashinfer": place("/root/.cache/flashinfer"), "tvm-ffi": place("/root/.cache/tvm-ffi"),
             "deep-gemm": place("/root/.cache/deep_gemm", compiled=0, exists=False, base="/root/.cache"),
             "torch-extensions": place("/root/.cache/torch_extensions", compiled=0, exists=False, base="/root/.cache"),
@@ -101,7 +108,8 @@ _NO_TOOL = {"path": None, "version": None, "error": None}
 SECTIONS_CPU: dict[str, Any] = {
     "python": {**SECTIONS["python"], "site_dists": ["sglang", "torch"], "requires": {"sglang": {"torch": "==2.9.1"}}},
     "binaries": {
-        "torch": {"lib": f"{SITE}/torch/lib", "cxx11": True}, "host": {"machine": "x86_64", "glibc": "2.36"}, "libcuda": None,
+        "torch": {"lib": f"{SITE}/torch/lib", "cxx11": True}, "host": {"machine": "x86_64", "glibc": "2.36"},
+        "libcuda": None,
         "libs": [binary("torch", f"{SITE}/torch/lib/libtorch_cpu.so", driver=None)], "seen": 6, "left": 0,
     },
     "toolchain": {

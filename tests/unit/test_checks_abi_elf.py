@@ -70,10 +70,12 @@ def kernel(build: Build, site: Path, name: str, asks: tuple[str, ...], *flags: s
     return made
 
 
-def look(site: Path, file: Path, known: Mapping[str, str] = {}, library_path: str = "") -> dict[str, Any]:  # noqa: B006
+def look(site: Path, file: Path, known: Mapping[str, str] = {}, library_path: str = "") -> dict[str, Any]:
     """The section `binaries` with that one kernel library."""
     origins = {"torch": str(site / "torch/__init__.py"), "sgl_kernel": str(file)}
-    return probe_binaries.examine(origins, Loader("/bin/sh", library_path, dict(known)), time.monotonic() + 20)
+    return probe_binaries.examine(
+        origins, Loader("/bin/sh", library_path, dict(known)), time.monotonic() + 20
+    )
 
 
 def of(found: Mapping[str, Any], file: Path) -> dict[str, Any]:
@@ -119,7 +121,9 @@ def test_a_weak_symbol_may_stay_undefined(build: Build, site: Path, tmp_path: Pa
         f'extern void w(void) __asm__("{LOGGER}") __attribute__((weak)); void g(void) {{ if (w) w(); }}'
     )
     file = tmp_path / "w.so"
-    subprocess.run(["gcc", "-shared", "-fPIC", "-nostdlib", str(source), "-o", str(file)], check=True, timeout=60)
+    subprocess.run(
+        ["gcc", "-shared", "-fPIC", "-nostdlib", str(source), "-o", str(file)], check=True, timeout=60
+    )
     assert of(look(site, file), file)["missing"] == []
 
 
@@ -133,7 +137,9 @@ def test_the_other_cudart_is_named(build: Build, site: Path) -> None:
 
 
 def test_a_library_is_found_where_the_units_loader_looks_and_nowhere_else(build: Build, site: Path) -> None:
-    made = build("site/nvidia/cuda_nvrtc/lib/libnvrtc.so.12", ("nvrtcVersion",), (), "-Wl,-soname,libnvrtc.so.12")
+    made = build(
+        "site/nvidia/cuda_nvrtc/lib/libnvrtc.so.12", ("nvrtcVersion",), (), "-Wl,-soname,libnvrtc.so.12"
+    )
     file = kernel(build, site, "nvrtc.so", (SYM_NE,), "-Wl,--no-as-needed", str(made))
     assert of(look(site, file), file)["lost"][0]["elsewhere"] == str(made)
     assert judged(look(site, file), "library-path").level is Level.BLOCK
@@ -154,7 +160,11 @@ def test_an_older_library_that_comes_first_lacks_a_symbol(build: Build, site: Pa
     assert judged(fine, "cuda-libraries").level is Level.OK
     said = judged(look(site, file, library_path=str(older.parent)), "cuda-libraries")
     assert said.level is Level.BLOCK
-    assert "ncclMemAlloc" in said.evidence and str(older) in said.evidence and "LD_LIBRARY_PATH" in str(said.remedy)
+    assert (
+        "ncclMemAlloc" in said.evidence
+        and str(older) in said.evidence
+        and "LD_LIBRARY_PATH" in str(said.remedy)
+    )
 
 
 def test_a_driver_function_is_looked_for_in_the_drivers_library(build: Build, site: Path) -> None:
@@ -183,7 +193,9 @@ def test_a_version_that_the_c_library_does_not_have(build: Build, site: Path, tm
 
 @pytest.mark.parametrize("style", ["sysv", "gnu", "both"])
 def test_either_hash_table_is_read(build: Build, style: str) -> None:
-    made = build(f"hash/{style}.so", tuple(f"name_{i}" for i in range(200)), ("absent",), f"-Wl,--hash-style={style}")
+    made = build(
+        f"hash/{style}.so", tuple(f"name_{i}" for i in range(200)), ("absent",), f"-Wl,--hash-style={style}"
+    )
     elf = Elf(str(made))
     assert all(elf.defines(f"name_{i}") for i in range(200))
     assert not elf.defines("name_200") and not elf.defines("absent")
@@ -212,7 +224,10 @@ def test_damage_is_an_error_and_never_a_crash(build: Build, site: Path, tmp_path
 
 def entry(kind: int, arch: int, flags: int = 0x11) -> bytes:
     """One part of a fat binary, as nvcc 13.0 writes it: 64 bytes of head, then its content."""
-    return struct.pack("<HHIQIIHHIIIQQQ", kind, 0x101, 64, 32, 0, 0, 8, 1, arch, 0, 0, flags, 0, 0) + b"\xaa" * 32
+    return (
+        struct.pack("<HHIQIIHHIIIQQQ", kind, 0x101, 64, 32, 0, 0, 8, 1, arch, 0, 0, flags, 0, 0)
+        + b"\xaa" * 32
+    )
 
 
 def test_architectures_are_read_from_fat_binaries(tmp_path: Path) -> None:
@@ -223,7 +238,9 @@ def test_architectures_are_read_from_fat_binaries(tmp_path: Path) -> None:
     data = ",".join(str(byte) for byte in body)
     source.write_text(f'__attribute__((section(".nv_fatbin"), used)) const unsigned char f[] = {{{data}}};\n')
     file = tmp_path / "f.so"
-    subprocess.run(["gcc", "-shared", "-fPIC", "-nostdlib", str(source), "-o", str(file)], check=True, timeout=60)
+    subprocess.run(
+        ["gcc", "-shared", "-fPIC", "-nostdlib", str(source), "-o", str(file)], check=True, timeout=60
+    )
     assert fatbin.groups(Elf(str(file))) == [
         {"cubin": ["80", "90a"], "ptx": ["90"], "count": 2},
         {"cubin": ["75"], "ptx": [], "count": 1},
@@ -254,7 +271,8 @@ DEMANGLED = {
     "_ZTVN3c1020intrusive_ptr_targetE": "vtable for c10::intrusive_ptr_target",
     "_ZTIN5torch8autograd4NodeE": "typeinfo for torch::autograd::Node",
     "_ZN3c10lsERSoNS_10DeviceTypeE": "c10::operator<<(std::ostream&, c10::DeviceType)",
-    "_ZN3c106detail14torchCheckFailEPKcS2_jS2_": "c10::detail::torchCheckFail(char const*, char const*, unsigned int, char const*)",
+    "_ZN3c106detail14torchCheckFailEPKcS2_jS2_": "c10::detail::torchCheckFail("
+    "char const*, char const*, unsigned int, char const*)",
     "_ZNSt6vectorIN2at6TensorESaIS1_EED1Ev": "std::vector<at::Tensor, std::allocator<at::Tensor> >::~vector()",
     "_ZN3c1012FunctionTypeC2EPFvPvE": "c10::FunctionType::FunctionType(void (*)(void*))",
     "cuGreenCtxStreamCreate": "cuGreenCtxStreamCreate",
@@ -270,22 +288,38 @@ def test_names_are_demangled_or_left_alone(symbol: str) -> None:
 
 def test_old_and_new_strings_are_told_apart() -> None:
     assert old_strings(OLD) and not old_strings(NEW)
-    assert len(short("_ZN3c108ListType3getERKNSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEEENS_4Type24SingletonOrSharedTypePtrIS9_EE", 90)) <= 90
+    assert (
+        len(
+            short(
+                "_ZN3c108ListType3getERKNSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEEENS_4Type24SingletonOrSharedTypePtrIS9_EE",
+                90,
+            )
+        )
+        <= 90
+    )
 
 
 @pytest.mark.skipif(shutil.which("c++filt") is None, reason="another demangler to compare with")
 def test_the_same_as_binutils_or_untouched(build: Build) -> None:
-    library = next(Path("/usr/lib").glob("*/libstdc++.so.6"), None) or next(Path("/lib64").glob("libstdc++.so.6"))
+    library = next(Path("/usr/lib").glob("*/libstdc++.so.6"), None) or next(
+        Path("/lib64").glob("libstdc++.so.6")
+    )
     names = sorted({line.split()[-1].partition("@")[0] for line in subprocess.run(
         ["nm", "-D", "--defined-only", str(library)], capture_output=True, text=True, check=True, timeout=60
     ).stdout.splitlines() if "_Z" in line})  # fmt: skip
-    said = subprocess.run(["c++filt"], input="\n".join(names), capture_output=True, text=True, check=True, timeout=60)
+    said = subprocess.run(
+        ["c++filt"], input="\n".join(names), capture_output=True, text=True, check=True, timeout=60
+    )
     pairs = [(name, theirs) for name, theirs in zip(names, said.stdout.splitlines(), strict=True)]
 
     def plain(text: str) -> str:
         for letter in ("o", "i", "io"):
-            text = text.replace(f"std::basic_{letter}stream<char, std::char_traits<char> >", f"std::{letter}stream")
-        text = text.replace("std::basic_string<char, std::char_traits<char>, std::allocator<char> >", "std::string")
+            text = text.replace(
+                f"std::basic_{letter}stream<char, std::char_traits<char> >", f"std::{letter}stream"
+            )
+        text = text.replace(
+            "std::basic_string<char, std::char_traits<char>, std::allocator<char> >", "std::string"
+        )
         return text.replace("::~basic_string", "::~string").replace(" ", "")
 
     read = [(name, demangle(name), theirs) for name, theirs in pairs if demangle(name) != name]

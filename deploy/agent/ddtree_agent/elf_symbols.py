@@ -1,4 +1,4 @@
-"""A shared object's symbols and versions, read from its dynamic table alone: hundreds of megabytes cost milliseconds."""
+"""A shared object's symbols and versions, from its dynamic table alone: hundreds of megabytes cost milliseconds."""
 
 import mmap
 import os
@@ -150,7 +150,7 @@ class Elf:
             return int(self._at("<II", self._place(DT_HASH))[1])
         if DT_GNU_HASH not in self.dynamic:
             return 0
-        buckets, first, words, _ = self._at("<IIII", self._place(DT_GNU_HASH))
+        buckets, first = self._at("<II", self._place(DT_GNU_HASH))
         if first > 1 or buckets == 0:
             return int(first)
         # Without any export, some linkers write a first index of 0 or 1: the table then ends where the names begin.

@@ -48,7 +48,10 @@ def _group(elf: Elf, at: int, end: int) -> Group:
     cubin, ptx = set(), set()
     while at + 48 <= end:
         kind, _, head, size = struct.unpack_from("<HHIQ", elf.map, at)
-        arch, flags = struct.unpack_from("<I", elf.map, at + 28)[0], struct.unpack_from("<Q", elf.map, at + 40)[0]
+        arch, flags = (
+            struct.unpack_from("<I", elf.map, at + 28)[0],
+            struct.unpack_from("<Q", elf.map, at + 40)[0],
+        )
         name = f"{arch}{'a' if flags & EXACT else ''}"
         if kind == PTX:
             ptx.add(name)

@@ -8,11 +8,23 @@ import re
 import stat
 import tempfile
 import time
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Dict, List, Optional, Set, Tuple
 
 #: How much of a cache is looked at: a warm one has tens of thousands of files.
 MOST, SECONDS = 6000, 1.5
-REMOTE = ("nfs", "nfs4", "cifs", "smb3", "fuse.sshfs", "ceph", "lustre", "gpfs", "beegfs", "9p", "fuse.glusterfs")
+REMOTE = (
+    "nfs",
+    "nfs4",
+    "cifs",
+    "smb3",
+    "fuse.sshfs",
+    "ceph",
+    "lustre",
+    "gpfs",
+    "beegfs",
+    "9p",
+    "fuse.glusterfs",
+)
 #: Not a compiler's: only that they can be written to is looked at.
 WHOLE = ("home", "tmp", "huggingface")
 BINARY = re.compile(r"\.(so|cubin|o|json|hsaco|ptx|llir|lock)$")
@@ -54,7 +66,10 @@ def places(env: Dict[str, str]) -> Dict[str, Tuple[str, str]]:
         "inductor": (env["TORCHINDUCTOR_CACHE_DIR"], "TORCHINDUCTOR_CACHE_DIR")
         if env.get("TORCHINDUCTOR_CACHE_DIR")
         else (os.path.join(temporary, f"torchinductor_{user}"), "TMPDIR"),
-        "flashinfer": (flashinfer, "FLASHINFER_WORKSPACE_BASE" if env.get("FLASHINFER_WORKSPACE_BASE") else "HOME"),
+        "flashinfer": (
+            flashinfer,
+            "FLASHINFER_WORKSPACE_BASE" if env.get("FLASHINFER_WORKSPACE_BASE") else "HOME",
+        ),
         "tvm-ffi": given("TVM_FFI_CACHE_DIR", os.path.join(home, ".cache", "tvm-ffi")),
         "deep-gemm": given("SGLANG_DG_CACHE_DIR", os.path.join(home, ".cache", "deep_gemm")),
         "torch-extensions": given("TORCH_EXTENSIONS_DIR", os.path.join(cache, "torch_extensions")),
@@ -101,7 +116,7 @@ def _place(path: str, source: str, boot: Optional[float]) -> Dict[str, Any]:
 
 
 def _tried(base: str) -> Dict[str, Any]:
-    """{write, exec, why}: a file made there, and mapped for execution, and removed. exec is null where it is unknown."""
+    """{write, exec, why}: a file made there, mapped for execution, and removed. exec is null where it is unknown."""
     name = None
     try:
         # A file without a name leaves no trace, not even the directory's time.
@@ -117,7 +132,9 @@ def _tried(base: str) -> Dict[str, Any]:
     try:
         os.write(handle, b"\0" * mmap.PAGESIZE)
         try:
-            mmap.mmap(handle, mmap.PAGESIZE, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_EXEC).close()
+            mmap.mmap(
+                handle, mmap.PAGESIZE, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_EXEC
+            ).close()
             answer["exec"] = True
         except PermissionError as error:
             answer.update(exec=False, why=f"{error.strerror}")
@@ -140,7 +157,7 @@ def _content(path: str, boot: float) -> Dict[str, Any]:
     broken: List[str] = []
     old: List[str] = []
     foreign: List[str] = []
-    done = set()
+    done: Set[str] = set()
     deadline = time.monotonic() + SECONDS
     more = False
     for folder, folders, names in os.walk(path):
@@ -168,7 +185,9 @@ def _content(path: str, boot: float) -> Dict[str, Any]:
                 compiled += 1
                 done.update((os.path.splitext(name)[0], folder, os.path.basename(folder)))
     # A lock that was let go stays as a file beside what it guarded: only one without is of a build that was cut off.
-    locks = [one for one in old if not {os.path.splitext(os.path.basename(one))[0], os.path.dirname(one)} & done]
+    locks = [
+        one for one in old if not {os.path.splitext(os.path.basename(one))[0], os.path.dirname(one)} & done
+    ]
     return {
         "files": files, "compiled": compiled, "broken": broken[:5], "broken_count": len(broken), "locks": locks[:5],
         "locks_count": len(locks), "foreign": foreign[:5], "more": more,

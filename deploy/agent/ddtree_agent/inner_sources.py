@@ -22,7 +22,9 @@ def collect(argument: Any) -> Dict[str, Any]:
         "seen": seen,
         "unreadable": bad[:NAMED],
         "unreadable_count": len(bad),
-        "stale": [name for name in argument.get("files") or [] if package and _stale(os.path.join(package, name))],
+        "stale": [
+            name for name in argument.get("files") or [] if package and _stale(os.path.join(package, name))
+        ],
         "roots": [_reach(root["path"], root["there"]) for root in argument.get("roots") or []],
     }
 

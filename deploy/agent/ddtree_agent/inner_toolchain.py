@@ -13,7 +13,15 @@ from typing import Any, Dict, List, Optional
 
 #: No target of a PTX text is known to every ptxas: only its word on the option is read.
 PTX = b".version 7.0\n.target sm_75\n.address_size 64\n"
-VARIABLES = ("CC", "CXX", "CUDA_HOME", "CUDA_PATH", "TRITON_PTXAS_PATH", "TRITON_LIBCUDA_PATH", "CUDA_VISIBLE_DEVICES")
+VARIABLES = (
+    "CC",
+    "CXX",
+    "CUDA_HOME",
+    "CUDA_PATH",
+    "TRITON_PTXAS_PATH",
+    "TRITON_LIBCUDA_PATH",
+    "CUDA_VISIBLE_DEVICES",
+)
 
 
 def collect(argument: Any) -> Dict[str, Any]:
@@ -128,7 +136,10 @@ def _ptxas(archs: List[str]) -> List[Dict[str, Any]]:
     """Those that Triton would use, each asked whether it knows the GPUs."""
     bundled = _where("triton") or ""
     found = []
-    for name, variable in (("ptxas", "TRITON_PTXAS_PATH"), ("ptxas-blackwell", "TRITON_PTXAS_BLACKWELL_PATH")):
+    for name, variable in (
+        ("ptxas", "TRITON_PTXAS_PATH"),
+        ("ptxas-blackwell", "TRITON_PTXAS_BLACKWELL_PATH"),
+    ):
         given = os.environ.get(variable)
         path = given or os.path.join(os.path.dirname(bundled), "backends", "nvidia", "bin", name)
         wanted = [a for a in archs if (int(a) >= 100) == (name != "ptxas")]
@@ -143,7 +154,12 @@ def _ptxas(archs: List[str]) -> List[Dict[str, Any]]:
             continue
         told = _tool(path)
         found.append(
-            {"path": path, "given": bool(given), "accepts": {a: _accepts(path, a) for a in wanted}, **_less(told)}
+            {
+                "path": path,
+                "given": bool(given),
+                "accepts": {a: _accepts(path, a) for a in wanted},
+                **_less(told),
+            }
         )
     return found
 
@@ -189,10 +205,15 @@ def _devices() -> "tuple[Optional[List[Dict[str, str]]], Optional[str]]":
 def _jit() -> Dict[str, Any]:
     """What compiles at start: the engine's own jit_kernel, FlashInfer, and whether it brought compiled code."""
     engine, flashinfer = _where("sglang"), _where("flashinfer")
-    aot = glob.glob(os.path.join(os.path.dirname(flashinfer), "data", "aot", "**", "*.so"), recursive=True) if flashinfer else []
+    aot = (
+        glob.glob(os.path.join(os.path.dirname(flashinfer), "data", "aot", "**", "*.so"), recursive=True)
+        if flashinfer
+        else []
+    )
     off = os.environ.get("SGLANG_IS_FLASHINFER_AVAILABLE", "true").lower() in ("0", "false")
     return {
-        "jit_kernel": bool(engine) and os.path.isdir(os.path.join(os.path.dirname(str(engine)), "jit_kernel", "csrc")),
+        "jit_kernel": bool(engine)
+        and os.path.isdir(os.path.join(os.path.dirname(str(engine)), "jit_kernel", "csrc")),
         "flashinfer": flashinfer is not None and not off,
         "flashinfer_aot": bool(aot) or _where("flashinfer_jit_cache") is not None,
         "triton": _where("triton") is not None,

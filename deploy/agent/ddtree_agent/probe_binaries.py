@@ -20,7 +20,9 @@ PACKAGES = (
     "selective_scan_cuda", "nixl_ep", "tvm_ffi", "torch_memory_saver", "mooncake",
 )  # fmt: skip
 #: Names of torch's own namespaces, and its C interface: the part of a library's symbols that binds it to one torch.
-TORCH = re.compile(r"^_Z(?:T[VISThv]|GV|GR)?(?:N[rVKRO]*)?(?:3c10|2at|5torch|6caffe2|4c10d)|^(?:aoti_)?torch_")
+TORCH = re.compile(
+    r"^_Z(?:T[VISThv]|GV|GR)?(?:N[rVKRO]*)?(?:3c10|2at|5torch|6caffe2|4c10d)|^(?:aoti_)?torch_"
+)
 #: At most so many files of one package: those of one build say the same.
 PER_PACKAGE, IN_ALL, NAMED, SECONDS = 40, 160, 8, 8.0
 #: Names of CUDA's libraries, each with the file that has to define it.
@@ -66,7 +68,7 @@ def examine(origins: Dict[str, str], loader: Loader, deadline: float) -> Dict[st
         (p for p in (os.path.join(d, "libcuda.so.1") for d in loader.library_path) if os.path.exists(p)), None
     )
     preloads = _preloads(torch, loader, ours, loaded) if torch else set()
-    libs = []
+    libs: List[Dict[str, Any]] = []
     for name, path in jobs:
         if len(libs) >= IN_ALL or time.monotonic() > deadline:
             left += 1
@@ -109,7 +111,11 @@ def _held(
 ) -> Dict[str, Any]:
     found = {name: loader.find(name, elf) for name in elf.needed}
     lost = [
-        {"name": name, "elsewhere": _elsewhere(name, loader, loaded), "preloaded": name.split(".so")[0] in preloads}
+        {
+            "name": name,
+            "elsewhere": _elsewhere(name, loader, loaded),
+            "preloaded": name.split(".so")[0] in preloads,
+        }
         for name, place in found.items()
         if place is None and not name.startswith("libcuda.so")
     ]

@@ -1,4 +1,4 @@
-"""The interpreter's environment: what its packages require, which came after the service's start, other places of it."""
+"""The interpreter's environment: what its packages require, which came after the service's start, and from where."""
 
 import glob
 import json
@@ -79,7 +79,9 @@ def _requires(dist_info: str) -> "List[Any]":
             for line in file:
                 if not line.strip():
                     break  # the description follows
-                match = re.match(r"Requires-Dist:\s*([A-Za-z0-9._-]+)(?:\[[^\]]*\])?\s*\(?([^;()]*)\)?\s*(;.*)?$", line)
+                match = re.match(
+                    r"Requires-Dist:\s*([A-Za-z0-9._-]+)(?:\[[^\]]*\])?\s*\(?([^;()]*)\)?\s*(;.*)?$", line
+                )
                 if match and not match.group(3):
                     found.append((package.canonical(match.group(1)), match.group(2).strip()))
     except OSError:

@@ -19,7 +19,9 @@ FLASHINFER = ("flashinfer-python", "flashinfer-cubin", "flashinfer-jit-cache")
 #: Wheels that carry a CUDA tag or bring CUDA code and that a server may import.
 TAGGED = (*COMPANIONS, "triton", "pytorch-triton", "vllm", "deep-gemm", "deep-ep", "xformers", *FLASHINFER)
 #: CUDA's wheels without a -cuNN in their name have CUDA's own major as version (since CUDA 13).
-PLAIN_CUDA = re.compile(r"nvidia-(cublas|cuda-runtime|cuda-nvrtc|cuda-cupti|nvjitlink|cuda-nvcc)|cuda-toolkit")
+PLAIN_CUDA = re.compile(
+    r"nvidia-(cublas|cuda-runtime|cuda-nvrtc|cuda-cupti|nvjitlink|cuda-nvcc)|cuda-toolkit"
+)
 
 
 def judge(abi: Abi, device: str | None, interpreter: str, running: bool = False) -> list[Finding]:
@@ -117,7 +119,11 @@ def _majors(abi: Abi, major: str, interpreter: str, running: bool) -> list[Findi
             f"wheels of several CUDA majors in one environment: torch is built for CUDA {major}, and "
             + ", ".join(f"{dist.name} {dist.version}" for dist in strangers[:3])
         )
-    return [block("cuda-companions", said, remedy) if twice and not running else warn("cuda-companions", said, remedy)]
+    return [
+        block("cuda-companions", said, remedy)
+        if twice and not running
+        else warn("cuda-companions", said, remedy)
+    ]
 
 
 def flashinfer(abi: Abi, interpreter: str) -> list[Finding]:

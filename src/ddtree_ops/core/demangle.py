@@ -24,7 +24,11 @@ OPERATOR = {
     "ix": "[]",
 }  # fmt: skip
 SPECIAL = {
-    "TV": "vtable for ", "TT": "VTT for ", "TI": "typeinfo for ", "TS": "typeinfo name for ", "GV": "guard variable for "
+    "TV": "vtable for ",
+    "TT": "VTT for ",
+    "TI": "typeinfo for ",
+    "TS": "typeinfo name for ",
+    "GV": "guard variable for ",
 }
 DEEPEST = 200
 
@@ -174,7 +178,7 @@ def _unqualified(r: _Reader, last: str) -> tuple[str, bool]:
     elif r.next("Ut"):
         name, plain = f"{{unnamed type#{_count(r) + 1}}}", False
     else:
-        word = OPERATOR[r.peek(2)] if r.peek(2) in OPERATOR else ""
+        word = OPERATOR.get(r.peek(2), "")
         if not word:
             raise ValueError(r.peek(2))
         r.at += 2
@@ -346,7 +350,11 @@ def _compound(r: _Reader, head: str) -> str | None:
         return _around(_type(r), "*")
     if r.next("R"):
         inner = _type(r)
-        return inner if inner.endswith("&") and not inner.endswith("&&") else _around(inner.removesuffix("&&"), "&")
+        return (
+            inner
+            if inner.endswith("&") and not inner.endswith("&&")
+            else _around(inner.removesuffix("&&"), "&")
+        )
     if r.next("O"):
         inner = _type(r)
         return inner if inner.endswith("&") else _around(inner, "&&")

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from ddtree_ops.core.checks.binaries import SECTION, Binaries, Binary, Group, dist_named, torch_named
+from ddtree_ops.core.checks.binaries import dist_named, torch_named
+from ddtree_ops.core.checks.binary_facts import SECTION, Binaries, Binary, Group
 from ddtree_ops.core.checks.python_env import interpreter
 from ddtree_ops.core.checks.rule import Rule
-from ddtree_ops.core.checks.toolchain import SECTION as TOOLCHAIN
-from ddtree_ops.core.checks.toolchain import Device, Toolchain
+from ddtree_ops.core.checks.toolchain_facts import SECTION as TOOLCHAIN
+from ddtree_ops.core.checks.toolchain_facts import Device, Toolchain
 from ddtree_ops.core.finding import Finding, block, ok, warn
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ def share(number: int, groups: Iterable[Group]) -> tuple[float, float]:
 
 
 def picked(libs: Iterable[Binary], number: int) -> list[Binary]:
-    """The variants that sgl_kernel loads on that GPU: sm90 on Hopper, sm100 on all others; files of no variant always."""
+    """What sgl_kernel loads on that GPU: sm90 on Hopper, sm100 on all others, and every file of no variant."""
     variant = "sm90" if number == 90 else "sm100"
     found = []
     for one in libs:
@@ -123,7 +124,9 @@ def torch(facts: Binaries, live: Live, wanted: Wanted) -> list[Finding]:
         if fits < FEW:
             return [block("gpu-torch", f"{said}: no kernel image for it", remedy)]
         if ptx >= FEW:
-            return [warn("gpu-torch", f"{said}: compiled from PTX at the first start, which takes long", remedy)]
+            return [
+                warn("gpu-torch", f"{said}: compiled from PTX at the first start, which takes long", remedy)
+            ]
         if device.number > newest:
             said = f"{said}: newer than the list, of the same major; that normally runs. Watch ptxas and FlashInfer"
             return [warn("gpu-torch", said, remedy)]
@@ -145,14 +148,18 @@ def backend(facts: Binaries, live: Live, wanted: Wanted) -> list[Finding]:
                     f"{flag} {value} has no kernels for GPU {i} ({device.name}, sm_{device.number}), only for compute "
                     f"capability {', '.join(f'{major}.x' for major in majors)}"
                 )
-                return [block("gpu-backend", said, f"{flag} triton, or flashinfer, in hosts.yaml or the unit")]
+                return [
+                    block("gpu-backend", said, f"{flag} triton, or flashinfer, in hosts.yaml or the unit")
+                ]
     return [ok("gpu-backend", "the attention backend fits the GPUs")]
 
 
 def _list(one: Binary) -> str:
     names = {f"sm_{name}" for group in one.groups or () for name in group.cubin}
     names |= {f"compute_{name}" for group in one.groups or () for name in group.ptx}
-    return ", ".join(sorted(names, key=lambda name: (name.split("_")[0] != "sm", len(name), name))) or "no GPU"
+    return (
+        ", ".join(sorted(names, key=lambda name: (name.split("_")[0] != "sm", len(name), name))) or "no GPU"
+    )
 
 
 def _unknown(rule: str, why: str, live: Live, wanted: Wanted) -> Finding:

@@ -1,14 +1,14 @@
-"""The engine's binaries: what each asks of torch, CUDA's libraries, the driver and the C library, against what is there."""
+"""Rules over the engine's binaries: what each asks of torch, CUDA, the driver and the C library must be there."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
+from ddtree_ops.core.checks.binary_facts import SECTION, Binaries, Binary, Missing
 from ddtree_ops.core.checks.python_env import interpreter, serving
-from ddtree_ops.core.checks.rule import Rule, Section
+from ddtree_ops.core.checks.rule import Rule
 from ddtree_ops.core.demangle import old_strings, short
 from ddtree_ops.core.finding import Finding, Level, ok, warn
 
@@ -21,118 +21,15 @@ REQUIRED = ("torch", "nvidia", "sgl_kernel", "flashinfer", "torchvision")
 #: Import name to the distribution that pip knows.
 DISTS = {"sgl_kernel": ("sglang-kernel", "sgl-kernel"), "flashinfer": ("flashinfer-python",)}
 #: torch's own files without which `import torch` fails; it loads others only where they are used.
-TORCH_CORE = ("libc10.so", "libc10_cuda.so", "libtorch.so", "libtorch_cpu.so", "libtorch_cuda.so", "libtorch_python.so")
+TORCH_CORE = (
+    "libc10.so",
+    "libc10_cuda.so",
+    "libtorch.so",
+    "libtorch_cpu.so",
+    "libtorch_cuda.so",
+    "libtorch_python.so",
+)
 CUDA_TORCH = ("libc10_cuda.so", "libtorch_cuda.so")
-
-
-@dataclass(frozen=True)
-class Missing:
-    """source: "torch", or the file that should define the symbol."""
-
-    symbol: str
-    source: str
-
-
-@dataclass(frozen=True)
-class Lost:
-    """A DT_NEEDED name that the loader does not find. preloaded: `import torch` loads it by path before."""
-
-    name: str
-    elsewhere: str | None
-    preloaded: bool
-
-
-@dataclass(frozen=True)
-class Gap:
-    """A version of a symbol set (GLIBC_2.38) that the file which is found does not have; has: its newest."""
-
-    file: str
-    version: str
-    has: str | None
-
-
-@dataclass(frozen=True)
-class Group:
-    """A kind of fat binary: architectures with machine code and with PTX ("80", "90a"), and how many there are."""
-
-    cubin: tuple[str, ...]
-    ptx: tuple[str, ...]
-    count: int
-
-
-@dataclass(frozen=True)
-class Binary:
-    """driver: symbols that the driver's libcuda lacks; None where no libcuda was found. groups: None where the file
-    has no fat binaries that could be read."""
-
-    package: str
-    file: str
-    machine: str | None
-    needed: tuple[str, ...]
-    missing: tuple[Missing, ...]
-    missing_count: int
-    lost: tuple[Lost, ...]
-    driver: tuple[str, ...] | None
-    versions: tuple[Gap, ...]
-    groups: tuple[Group, ...] | None
-    error: str | None = None
-
-    @property
-    def label(self) -> str:
-        """Package and file name, as a person would say it."""
-        parts = self.file.split("/")
-        tail = "/".join(parts[-2:]) if parts[-2:-1] and parts[-2].startswith("sm") else parts[-1]
-        return f"{self.package} ({tail})" if self.package not in ("torch", "nvidia") else tail
-
-
-@dataclass(frozen=True)
-class Binaries:
-    """torch_lib: the directory of torch's libraries. cxx11: whether torch uses the C++11 string. left: files that the
-    time limit left out."""
-
-    torch_lib: str | None
-    cxx11: bool | None
-    machine: str
-    glibc: str | None
-    libcuda: str | None
-    libs: tuple[Binary, ...]
-    left: int
-
-
-def read(raw: Mapping[str, Any]) -> Binaries:
-    """The probe's section `binaries`."""
-    torch = raw["torch"] or {}
-    return Binaries(
-        torch_lib=torch.get("lib"),
-        cxx11=torch.get("cxx11"),
-        machine=raw["host"]["machine"],
-        glibc=raw["host"].get("glibc"),
-        libcuda=raw.get("libcuda"),
-        libs=tuple(_binary(item) for item in raw["libs"]),
-        left=raw["left"],
-    )
-
-
-def _binary(raw: Mapping[str, Any]) -> Binary:
-    groups, driver = raw.get("groups"), raw.get("driver")
-    return Binary(
-        package=raw["package"],
-        file=raw["file"],
-        machine=raw.get("machine"),
-        needed=tuple(raw.get("needed", ())),
-        missing=tuple(Missing(one["symbol"], one["from"]) for one in raw.get("missing", ())),
-        missing_count=raw.get("missing_count", len(raw.get("missing", ()))),
-        lost=tuple(Lost(one["name"], one["elsewhere"], one["preloaded"]) for one in raw.get("lost", ())),
-        driver=None if driver is None else tuple(driver),
-        versions=tuple(Gap(one["file"], one["version"], one["has"]) for one in raw.get("versions", ())),
-        groups=None
-        if groups is None
-        else tuple(Group(tuple(g["cubin"]), tuple(g["ptx"]), g["count"]) for g in groups),
-        error=raw.get("error"),
-    )
-
-
-SECTION = Section("binaries", Binaries, read)
 
 
 def torch_named(live: Live) -> str:
@@ -181,7 +78,9 @@ def torch_symbols(facts: Binaries, live: Live, wanted: Wanted) -> list[Finding]:
             )
             found.append(Finding("torch-symbols", severity(one, live), said, remedy))
     count = len([one for one in facts.libs if one.package not in ("torch", "nvidia")])
-    return _first(found) or [ok("torch-symbols", f"{count} libraries find every symbol in {torch_named(live)}")]
+    return _first(found) or [
+        ok("torch-symbols", f"{count} libraries find every symbol in {torch_named(live)}")
+    ]
 
 
 def string_abi(facts: Binaries, live: Live, wanted: Wanted) -> list[Finding]:
@@ -208,7 +107,9 @@ def string_abi(facts: Binaries, live: Live, wanted: Wanted) -> list[Finding]:
 
 def _other_strings(lacking: Sequence[Missing], facts: Binaries) -> bool:
     """All that is missing and names a string names the other one."""
-    old = [old_strings(miss.symbol) for miss in lacking if old_strings(miss.symbol) or "__cxx11" in miss.symbol]
+    old = [
+        old_strings(miss.symbol) for miss in lacking if old_strings(miss.symbol) or "__cxx11" in miss.symbol
+    ]
     return bool(old) and facts.cxx11 is not None and all(one is facts.cxx11 for one in old)
 
 
@@ -217,7 +118,9 @@ def library_path(facts: Binaries, live: Live, wanted: Wanted) -> list[Finding]:
     found = []
     for one in judged(facts.libs, live):
         for lost in one.lost:
-            if lost.name in CUDA_TORCH or (lost.elsewhere and (lost.preloaded or one.package in ("torch", "nvidia"))):
+            if lost.name in CUDA_TORCH or (
+                lost.elsewhere and (lost.preloaded or one.package in ("torch", "nvidia"))
+            ):
                 continue  # torch's own import finds its companions by path
             level = severity(one, live)
             if one.package in ("torch", "nvidia") and one.file.rpartition("/")[2] not in TORCH_CORE:
@@ -238,7 +141,9 @@ def library_path(facts: Binaries, live: Live, wanted: Wanted) -> list[Finding]:
                 said = f"{one.label} needs {lost.name}, which is nowhere on this host"
                 remedy = f"{interpreter(live)} -m pip install the wheel that brings {lost.name}, or {_other(one, live)}"
             found.append(Finding("library-path", level, said, remedy))
-    return _first(found) or [ok("library-path", "every library that is asked for is found by the unit's loader")]
+    return _first(found) or [
+        ok("library-path", "every library that is asked for is found by the unit's loader")
+    ]
 
 
 def _other_cuda(name: str, live: Live) -> str | None:
@@ -261,7 +166,9 @@ def cuda_libraries(facts: Binaries, live: Live, wanted: Wanted) -> list[Finding]
         for miss in one.missing:
             if miss.source == "torch" or live.cuda is False:
                 continue
-            said = f"{one.label} needs {short(miss.symbol)}, and {miss.source}, which the loader picks, lacks it"
+            said = (
+                f"{one.label} needs {short(miss.symbol)}, and {miss.source}, which the loader picks, lacks it"
+            )
             wheel = "/nvidia/" in miss.source
             remedy = (
                 f"{interpreter(live)} -m pip install --force-reinstall torch's own pins of the nvidia-* wheels"
@@ -286,7 +193,13 @@ def driver_symbols(facts: Binaries, live: Live, wanted: Wanted) -> list[Finding]
         )
         return [Finding("driver-symbols", severity(one, live), said, remedy)]
     if facts.libcuda is None:
-        return [warn("driver-symbols", "unknown: no libcuda.so.1 in the loader's cache", "ldconfig -p | grep libcuda")]
+        return [
+            warn(
+                "driver-symbols",
+                "unknown: no libcuda.so.1 in the loader's cache",
+                "ldconfig -p | grep libcuda",
+            )
+        ]
     return [ok("driver-symbols", f"{facts.libcuda} has every driver symbol that is asked of it")]
 
 
@@ -297,7 +210,9 @@ def c_library(facts: Binaries, live: Live, wanted: Wanted) -> list[Finding]:
         package = dist_named(one.package, live).split()[0]
         if one.machine and one.machine != facts.machine:
             said = f"{one.label} is built for {one.machine}, this host is {facts.machine}"
-            found.append(Finding("c-library", severity(one, live), said, _install(live, package, facts.machine)))
+            found.append(
+                Finding("c-library", severity(one, live), said, _install(live, package, facts.machine))
+            )
         for gap in one.versions:
             said = f"{one.label} needs {gap.version}, and {gap.file} ends at {gap.has or 'none of that set'}"
             remedy = f"a newer distribution (or libstdc++), or {package} built for an older one (manylinux)"
@@ -346,7 +261,7 @@ RULES: tuple[Rule[Binaries], ...] = (
     ),
     Rule(
         "library-path", SECTION, library_path,
-        "A library that only a login shell's LD_LIBRARY_PATH finds, or that is not installed, ends the start at import.",
+        "A library that only a shell's LD_LIBRARY_PATH finds, or that is not installed, ends the start at import.",
         ("F011", "F012", "F013"),
     ),
     Rule(

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
+from ddtree_ops.core.checks.cache_facts import SECTION, Caches, Place
 from ddtree_ops.core.checks.python_env import serving
-from ddtree_ops.core.checks.rule import Rule, Section
+from ddtree_ops.core.checks.rule import Rule
 from ddtree_ops.core.finding import Finding, Level, ok, warn
 
 if TYPE_CHECKING:
@@ -28,81 +28,6 @@ VARIABLE = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Place:
-    """One directory. base: the nearest that exists, which was tried. source: the variable that decides the path.
-    execute: whether a file there can be mapped for execution; None: unknown. compiled: how many compiled kernels."""
-
-    name: str
-    path: str
-    source: str
-    exists: bool
-    base: str
-    real: str
-    owner: int | None
-    mode: int | None
-    bytes: int | None
-    inodes: int | None
-    fs: str | None
-    remote: bool | None
-    write: bool | None
-    execute: bool | None
-    why: str | None
-    file: bool
-    dangling: bool
-    files: int
-    compiled: int | None
-    broken: tuple[str, ...]
-    broken_count: int
-    locks: tuple[str, ...]
-    locks_count: int
-    foreign: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class Caches:
-    """home: the HOME that the unit's process gets, None where it gets none. uid: whom it runs as."""
-
-    home: str | None
-    uid: int
-    places: Mapping[str, Place]
-
-
-def read(raw: Mapping[str, Any]) -> Caches:
-    """The probe's section `caches`."""
-    return Caches(raw["home"], raw["uid"], {name: _place(name, one) for name, one in raw["places"].items()})
-
-
-def _place(name: str, raw: Mapping[str, Any]) -> Place:
-    return Place(
-        name=name,
-        path=raw["path"],
-        source=raw["from"],
-        exists=raw["exists"],
-        base=raw["base"],
-        real=raw["real"],
-        owner=raw.get("owner"),
-        mode=raw.get("mode"),
-        bytes=raw.get("bytes"),
-        inodes=raw.get("inodes"),
-        fs=raw.get("fs"),
-        remote=raw.get("remote"),
-        write=raw.get("write"),
-        execute=raw.get("exec"),
-        why=raw.get("why"),
-        file=raw.get("file", False),
-        dangling=raw.get("dangling", False),
-        files=raw.get("files", 0),
-        compiled=raw.get("compiled"),
-        broken=tuple(raw.get("broken", ())),
-        broken_count=raw.get("broken_count", 0),
-        locks=tuple(raw.get("locks", ())),
-        locks_count=raw.get("locks_count", 0),
-        foreign=tuple(raw.get("foreign", ())),
-    )
-
-
-SECTION = Section("caches", Caches, read)
 Judge = Callable[[Caches, "Live", "Wanted"], Sequence[Finding]]
 
 
@@ -138,13 +63,19 @@ def _worst(rule: str, found: list[Finding], fine: str) -> list[Finding]:
 def home(facts: Caches, live: Live, wanted: Wanted) -> list[Finding]:
     """HOME is a directory of the service's user: what no variable places lands there."""
     place = facts.places["home"]
-    homeless = [one for one in _used(facts, live) if one.source == "HOME" and one.name in (*COMPILERS, "huggingface")]
+    homeless = [
+        one for one in _used(facts, live) if one.source == "HOME" and one.name in (*COMPILERS, "huggingface")
+    ]
     bad = place.path == "/" or not place.exists or place.write is False
     if bad and homeless:
         said = f"HOME is {facts.home or 'not set'}" + (
-            f" ({place.path} is not writable for uid {facts.uid}: {place.why})" if place.write is False else ""
+            f" ({place.path} is not writable for uid {facts.uid}: {place.why})"
+            if place.write is False
+            else ""
         )
-        said += f": the caches of {', '.join(one.name for one in homeless[:4])} would lie in {homeless[0].path}"
+        said += (
+            f": the caches of {', '.join(one.name for one in homeless[:4])} would lie in {homeless[0].path}"
+        )
         remedy = (
             f"Environment=HOME=/var/lib/{wanted.service.removesuffix('.service')} in a drop-in of {wanted.service}, "
             "a directory of the service's user; or TRITON_CACHE_DIR, HF_HOME, XDG_CACHE_HOME"
@@ -165,9 +96,11 @@ def write(facts: Caches, live: Live, wanted: Wanted) -> list[Finding]:
             found.append(Finding("cache-write", level, f"{place.path} is {what}, no directory", remedy))
         elif place.write is False and place.name != "home":
             owner = f", owner uid {place.owner}, mode {place.mode:04o}" if place.mode is not None else ""
-            said = f"{place.name} cache {place.path} cannot be written by uid {facts.uid}: {place.why} at {place.base}{owner}"
+            said = f"{place.name} cache {place.path}: uid {facts.uid} cannot write: {place.why} at {place.base}{owner}"
             if "Read-only" in (place.why or ""):
-                remedy = f"ReadWritePaths={place.path} in {wanted.service}, or {VARIABLE[place.name]} elsewhere"
+                remedy = (
+                    f"ReadWritePaths={place.path} in {wanted.service}, or {VARIABLE[place.name]} elsewhere"
+                )
             else:
                 remedy = (
                     f"chown -R {facts.uid} {place.base if place.exists else place.path}; or "
@@ -190,8 +123,8 @@ def execute(facts: Caches, live: Live, wanted: Wanted) -> list[Finding]:
             continue
         if place.execute is False:
             said = (
-                f"{place.name} directory {place.path} lies on a noexec mount: `failed to map segment from shared object`. "
-                "The mode of the files does not matter"
+                f"{place.name} directory {place.path} lies on a noexec mount: `failed to map segment from shared "
+                "object`. The mode of the files does not matter"
             )
             remedy = f"Environment={VARIABLE[place.name]}= a directory on a mount without noexec, in {wanted.service}"
             level = Level.WARN if place.name == "tmp" else _level(place, live)
@@ -208,16 +141,22 @@ def place_of(facts: Caches, live: Live, wanted: Wanted) -> list[Finding]:
     for place in _used(facts, live):
         if place.name not in KEPT:
             continue
-        moved = f"Environment={VARIABLE[place.name]}= a real local directory, in a drop-in of {wanted.service}"
+        moved = (
+            f"Environment={VARIABLE[place.name]}= a real local directory, in a drop-in of {wanted.service}"
+        )
         if place.remote:
-            said = f"{place.name} cache {place.path} is on {place.fs}, shared over the network; {ranks} ranks race in it"
+            said = f"{place.name} cache {place.path} is on {place.fs}, over the network: {ranks} ranks race in it"
             level = Level.BLOCK if ranks > 1 and place.name in ALWAYS else Level.WARN
             found.append(Finding("cache-place", level, said, moved))
         elif place.exists and place.source == "HOME" and place.real != _straight(place, facts.places["home"]):
-            said = f"{place.name} cache {place.path} is a link to {place.real}: staging files go missing under several ranks"
+            said = (
+                f"{place.name} cache {place.path} is a link to {place.real}: several ranks lose files in it"
+            )
             found.append(warn("cache-place", said, moved))
         elif place.fs in ("tmpfs", "ramfs", "overlay"):
-            said = f"{place.name} cache {place.path} is on {place.fs}, which is lost: each start compiles anew"
+            said = (
+                f"{place.name} cache {place.path} is on {place.fs}, which is lost: each start compiles anew"
+            )
             found.append(warn("cache-place", said, f"{moved}, one that is kept"))
         elif place.fs is None:
             found.append(warn("cache-place", f"unknown: what file system holds {place.path}", None))
@@ -239,7 +178,9 @@ def room(facts: Caches, live: Live, wanted: Wanted) -> list[Finding]:
         little = place.inodes is not None and place.inodes < 1000
         if place.bytes < 1024 * MIB or little:
             hard = (place.bytes < 64 * MIB or little) and place.name in (*ALWAYS, "flashinfer", "tvm-ffi")
-            left = f"{place.bytes // MIB} MiB" + (f" and {place.inodes} inodes" if place.inodes is not None else "")
+            left = f"{place.bytes // MIB} MiB" + (
+                f" and {place.inodes} inodes" if place.inodes is not None else ""
+            )
             said = f"{place.name} directory {place.path} has {left} left on its file system"
             remedy = f"df -h {place.base}; df -i {place.base}; or {VARIABLE[place.name]} elsewhere"
             found.append(Finding("cache-room", Level.BLOCK if hard else Level.WARN, said, remedy))
@@ -251,9 +192,11 @@ def whole(facts: Caches, live: Live, wanted: Wanted) -> list[Finding]:
     found = []
     for place in _used(facts, live):
         if place.broken:
-            said = f"{place.broken_count} files in the {place.name} cache are empty or cut off, as after a power cut: {place.broken[0]}"
+            said = f"{place.broken_count} files in the {place.name} cache are empty or cut off: {place.broken[0]}"
             remedy = f"rm -r {place.broken[0].rpartition('/')[0]}, it is compiled again"
-            found.append(Finding("cache-whole", _level(place, live) if not serving(live) else Level.WARN, said, remedy))
+            found.append(
+                Finding("cache-whole", _level(place, live) if not serving(live) else Level.WARN, said, remedy)
+            )
     return _worst("cache-whole", found, "no file of a kernel cache is cut off")
 
 
@@ -281,7 +224,9 @@ def warm(facts: Caches, live: Live, wanted: Wanted) -> list[Finding]:
     ranks = getattr(live.launch, "tp", 1) or 1
     if place.compiled == 0 and ranks > 1 and triton and triton.version.split(".")[0] in ("1", "2"):
         said = f"cold Triton cache, {ranks} ranks and triton {triton.version}, whose ranks race for one temporary file"
-        return [warn("cache-warm", said, "start once at tp 1 to warm it, or a TRITON_CACHE_DIR for each rank")]
+        return [
+            warn("cache-warm", said, "start once at tp 1 to warm it, or a TRITON_CACHE_DIR for each rank")
+        ]
     known = {name: facts.places[name].compiled for name in KEPT if name in facts.places}
     said = ", ".join(f"{name} {'cold' if not count else f'{count} kernels'}" for name, count in known.items())
     return [ok("cache-warm", f"{said}; a cold one costs minutes at the first start")]
@@ -289,15 +234,17 @@ def warm(facts: Caches, live: Live, wanted: Wanted) -> list[Finding]:
 
 def headers(facts: Caches, live: Live, wanted: Wanted) -> list[Finding]:
     """Compiled kernels are of the headers that the series brings: JIT caches do not notice a changed header."""
-    touched = sorted(path for path in {*wanted.base, *wanted.patched} if path.endswith((".cuh", ".h", ".hpp", ".cu")))
+    touched = sorted(
+        path for path in {*wanted.base, *wanted.patched} if path.endswith((".cuh", ".h", ".hpp", ".cu"))
+    )
     if not touched or live.cuda is False:
         return [ok("jit-headers", "the series changes no CUDA header")]
     warm_ones = [facts.places[name] for name in ("tvm-ffi", "flashinfer") if facts.places[name].compiled]
     if not warm_ones:
         return [ok("jit-headers", "the series changes CUDA headers, and no compiled kernel is older")]
     said = (
-        f"the series changes {touched[0]}, and the {warm_ones[0].name} cache holds kernels compiled from the old headers: "
-        "they would go on being used"
+        f"the series changes {touched[0]}, and the {warm_ones[0].name} cache holds kernels compiled from "
+        "the old headers: they would go on being used"
     )
     return [warn("jit-headers", said, f"rm -r {warm_ones[0].path}, before the start")]
 

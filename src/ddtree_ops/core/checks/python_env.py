@@ -87,7 +87,9 @@ def pins(env: PythonEnv, live: Live, wanted: Wanted) -> list[Finding]:
         for needed, spec in sorted(wants.items()):
             if needed not in have or satisfies(have[needed], spec):
                 continue
-            said = f"{name} {have.get(name, '')} asks for {needed}{spec}, {needed} {have[needed]} is installed"
+            said = (
+                f"{name} {have.get(name, '')} asks for {needed}{spec}, {needed} {have[needed]} is installed"
+            )
             remedy = f"{interpreter(live)} -m pip install --no-deps '{needed}{spec}', in the build for this host's CUDA"
             patch = satisfies(have[needed], _minor(spec))
             hard = (needed in HARD or name in ("torchvision", "torchaudio")) and not patch
@@ -115,9 +117,10 @@ def satisfies(version: str, spec: str) -> bool:
             left, right = left[: len(theirs)], theirs
         # A post or pre release counts only where both say it: 0.6.8.post1 is not 0.6.8.
         same = left == right and (("*" in text) or _tail(version) == _tail(text) or sign != "==")
+        head = max(1, len(theirs) - 1)
         fits = {
             "==": same, "===": same, "!=": not same, ">=": left >= right, "<=": left <= right, ">": left > right,
-            "<": left < right, "~=": left >= right and left[: max(1, len(theirs) - 1)] == right[: max(1, len(theirs) - 1)],
+            "<": left < right, "~=": left >= right and left[:head] == right[:head],
         }  # fmt: skip
         if not fits[sign]:
             return False
@@ -160,10 +163,12 @@ def user_site(env: PythonEnv, live: Live, wanted: Wanted) -> list[Finding]:
     """The stack comes from one place: a user's own site comes before the interpreter's and mixes two of them."""
     if env.user_dists and env.site_dists:
         said = (
-            f"{', '.join(env.user_dists[:4])} come from {env.user_site}, {', '.join(env.site_dists[:3])} from elsewhere:"
-            " another user or HOME sees another stack"
+            f"{', '.join(env.user_dists[:4])} come from {env.user_site}, {', '.join(env.site_dists[:3])} from "
+            "elsewhere: another user or HOME sees another stack"
         )
-        remedy = f"Environment=PYTHONNOUSERSITE=1 in {wanted.service}, and install them for {interpreter(live)}"
+        remedy = (
+            f"Environment=PYTHONNOUSERSITE=1 in {wanted.service}, and install them for {interpreter(live)}"
+        )
         torch = "torch" in env.user_dists or "sglang" in env.user_dists
         hard = torch and not serving(live)
         return [block("user-site", said, remedy) if hard else warn("user-site", said, remedy)]
@@ -176,7 +181,13 @@ def newer(env: PythonEnv, live: Live, wanted: Wanted) -> list[Finding]:
     """The running server is what is installed: after an upgrade nobody has ever started that stack."""
     if env.newer:
         said = f"installed after the running server started: {', '.join(env.newer[:6])}; no start has proved them yet"
-        return [warn("installed-since", said, f"ddtree-ops deploy --host {wanted.host} --rehearse, or read its smoke")]
+        return [
+            warn(
+                "installed-since",
+                said,
+                f"ddtree-ops deploy --host {wanted.host} --rehearse, or read its smoke",
+            )
+        ]
     return [ok("installed-since", "nothing of the stack was installed since the server started")]
 
 
@@ -184,7 +195,9 @@ def editable(env: PythonEnv, live: Live, wanted: Wanted) -> list[Finding]:
     """Packages come from wheels: the source of an editable one changes under a running release."""
     if env.editable:
         name, source = env.editable[0]
-        said = f"{name} is an editable install of {source}: whoever edits there changes what the next start runs"
+        said = (
+            f"{name} is an editable install of {source}: whoever edits there changes what the next start runs"
+        )
         return [warn("editable", said, f"{interpreter(live)} -m pip install --no-deps {name}, from a wheel")]
     return [ok("editable", "no package of the stack is an editable install")]
 
@@ -193,7 +206,12 @@ def cudnn(env: PythonEnv, live: Live, wanted: Wanted) -> list[Finding]:
     """torch 2.9.1 needs a newer cuDNN than it pins: the engine refuses to start a multimodal model."""
     abi = live.abi
     torch = getattr(abi, "torch", None)
-    if live.cuda is False or torch is None or not torch.version or torch.version.partition("+")[0] != CUDNN_TORCH:
+    if (
+        live.cuda is False
+        or torch is None
+        or not torch.version
+        or torch.version.partition("+")[0] != CUDNN_TORCH
+    ):
         return [ok("cudnn", "no known fault of this torch with cuDNN")]
     dist = next((d for d in getattr(abi, "dists", ()) if re.fullmatch(r"nvidia-cudnn-cu\d+", d.name)), None)
     target = getattr(live.model, "target", None)
@@ -201,7 +219,9 @@ def cudnn(env: PythonEnv, live: Live, wanted: Wanted) -> list[Finding]:
     if dist is None:
         if target is not None and not images:
             return [ok("cudnn", "the model reads no images, for which alone this torch needs a newer cuDNN")]
-        return [warn("cudnn", f"torch {torch.version} needs cuDNN 9.15 or newer; its version is unknown", None)]
+        return [
+            warn("cudnn", f"torch {torch.version} needs cuDNN 9.15 or newer; its version is unknown", None)
+        ]
     if _numbers(dist.version)[:2] >= CUDNN_NEEDED:
         return [ok("cudnn", f"{dist.name} {dist.version} is new enough for torch {torch.version}")]
     said = f"torch {torch.version} with {dist.name} {dist.version}: a fault in Conv3d before cuDNN 9.15"

@@ -64,7 +64,9 @@ def readable(facts: Sources, live: Live, wanted: Wanted) -> list[Finding]:
         one = facts.unreadable[0]
         mode = f" (mode {one.mode:04o}, owner uid {one.owner})" if one.mode is not None else ""
         more = f", and {facts.unreadable_count - 1} more" if facts.unreadable_count > 1 else ""
-        said = f"uid {facts.uid} cannot read {one.path}{mode}{more}: copied under umask 077, or by another user"
+        said = (
+            f"uid {facts.uid} cannot read {one.path}{mode}{more}: copied under umask 077, or by another user"
+        )
         top = getattr(live.engine, "package", None) or one.path
         return [block("modes", said, f"chmod -R a+rX {top if one.path.startswith(str(top)) else one.path}")]
     if not facts.seen:
@@ -78,7 +80,13 @@ def reached(facts: Sources, live: Live, wanted: Wanted) -> list[Finding]:
         if not root.ok:
             mode = f" (mode {root.mode:04o})" if root.mode is not None else ""
             said = f"uid {facts.uid} cannot pass {root.at}{mode}, above the releases in {root.path}"
-            return [block("release-reach", said, f"chmod a+rx {root.at}; or no InaccessiblePaths= for it in {wanted.service}")]
+            return [
+                block(
+                    "release-reach",
+                    said,
+                    f"chmod a+rx {root.at}; or no InaccessiblePaths= for it in {wanted.service}",
+                )
+            ]
     return [ok("release-reach", "releases are within the service's reach")]
 
 
@@ -87,8 +95,8 @@ def bytecode(facts: Sources, live: Live, wanted: Wanted) -> list[Finding]:
     if facts.stale:
         package = getattr(live.engine, "package", None) or "the engine's package"
         said = (
-            f"{package}/{facts.stale[0]} was changed within a second or with its old time, and Python runs the bytecode of "
-            f"its old text{f', and so of {len(facts.stale) - 1} more' if len(facts.stale) > 1 else ''}"
+            f"{package}/{facts.stale[0]} was changed within a second or with its old time, and Python runs bytecode "
+            f"of its old text{f', and so of {len(facts.stale) - 1} more' if len(facts.stale) > 1 else ''}"
         )
         remedy = f"find {package} -name __pycache__ -prune -exec rm -r {{}} +"
         return [warn("bytecode", said, remedy)]

@@ -2,133 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ddtree_ops.core.checks import caches
 from ddtree_ops.core.checks.python_env import interpreter, serving
-from ddtree_ops.core.checks.rule import Rule, Section
+from ddtree_ops.core.checks.rule import Rule
+from ddtree_ops.core.checks.toolchain_facts import SECTION, Toolchain
 from ddtree_ops.core.finding import Finding, block, ok, warn
 
 if TYPE_CHECKING:
     from ddtree_ops.core.facts_live import Live
     from ddtree_ops.core.wanted import Wanted
-
-
-@dataclass(frozen=True)
-class Tool:
-    """path: None where the unit's PATH has none. error: what it said instead of its version."""
-
-    path: str | None
-    version: str | None = None
-    error: str | None = None
-
-
-@dataclass(frozen=True)
-class CudaHome:
-    """Where JIT builders look for the toolkit. source: the variable that says so, or how it was found."""
-
-    value: str
-    source: str
-    directory: bool
-    nvcc: str | None
-    cuda_fp8: bool
-    cudart_header: bool
-
-    @property
-    def chosen(self) -> bool:
-        """Somebody set it, in the unit."""
-        return self.source.startswith("CUDA_")
-
-
-@dataclass(frozen=True)
-class Ptxas:
-    """accepts: by architecture, None where it could not be asked. given: TRITON_PTXAS_PATH names it."""
-
-    path: str
-    given: bool
-    version: str | None
-    error: str | None
-    accepts: Mapping[str, bool | None]
-
-
-@dataclass(frozen=True)
-class Jit:
-    """What compiles at start: the engine's jit_kernel, FlashInfer, and whether FlashInfer brought compiled code."""
-
-    jit_kernel: bool
-    flashinfer: bool
-    flashinfer_aot: bool
-    triton: bool
-
-
-@dataclass(frozen=True)
-class Device:
-    name: str
-    cc: str
-
-    @property
-    def number(self) -> int:
-        """9.0 as 90."""
-        major, _, minor = self.cc.partition(".")
-        return int(major) * 10 + int(minor)
-
-
-@dataclass(frozen=True)
-class Toolchain:
-    """ldconfig: its place on PATH. triton_asks: the word by which Triton calls it, None where it does not. devices:
-    GPUs that the unit's processes see, None where the driver does not answer."""
-
-    path: str | None
-    variables: Mapping[str, str]
-    ninja: Tool
-    ninja_module: bool
-    cc: Tool
-    nvcc: Tool
-    cuda_home: CudaHome
-    nvcc_archs: tuple[str, ...] | None
-    python_h: bool
-    include: str
-    python: str
-    ldconfig: str | None
-    sbin_ldconfig: bool
-    triton_asks: str | None
-    ptxas: tuple[Ptxas, ...]
-    devices: tuple[Device, ...] | None
-    devices_error: str | None
-    jit: Jit
-    backends: Mapping[str, str]
-
-
-def read(raw: Mapping[str, Any]) -> Toolchain:
-    """The probe's section `toolchain`."""
-    tools = {name: Tool(**one) for name, one in raw["tools"].items()}
-    archs, devices = raw["nvcc_archs"], raw["devices"]
-    return Toolchain(
-        path=raw["path"],
-        variables=dict(raw["variables"]),
-        ninja=tools["ninja"],
-        ninja_module=raw["ninja_module"],
-        cc=tools["cc"],
-        nvcc=tools["nvcc"],
-        cuda_home=CudaHome(**raw["cuda_home"]),
-        nvcc_archs=None if archs is None else tuple(archs),
-        python_h=raw["python_h"]["found"],
-        include=raw["python_h"]["include"],
-        python=raw["python_h"]["version"],
-        ldconfig=raw["ldconfig"]["which"],
-        sbin_ldconfig=raw["ldconfig"]["sbin"],
-        triton_asks=raw["ldconfig"]["triton"],
-        ptxas=tuple(Ptxas(**one) for one in raw["ptxas"]),
-        devices=None if devices is None else tuple(Device(one["name"], one["cc"]) for one in devices),
-        devices_error=raw["devices_error"],
-        jit=Jit(**raw["jit"]),
-        backends=dict(raw["backends"]),
-    )
-
-
-SECTION = Section("toolchain", Toolchain, read)
 
 
 def certain(facts: Toolchain, live: Live) -> str | None:
@@ -161,7 +45,13 @@ def compiler(facts: Toolchain, live: Live, wanted: Wanted) -> list[Finding]:
         said = f"CC={asked} is no program" if asked else "neither gcc nor clang is on the unit's PATH"
         return [block("compiler", f"{said}: Triton cannot build its launchers", "apt-get install gcc, there")]
     if facts.cc.error:
-        return [block("compiler", f"{facts.cc.path} fails: {facts.cc.error}", "apt-get install --reinstall gcc, there")]
+        return [
+            block(
+                "compiler",
+                f"{facts.cc.path} fails: {facts.cc.error}",
+                "apt-get install --reinstall gcc, there",
+            )
+        ]
     if not facts.python_h:
         said = f"Python.h is not in {facts.include}: Triton cannot build its launchers"
         return [block("compiler", said, f"apt-get install python{facts.python}-dev, there")]
@@ -176,10 +66,24 @@ def ninja(facts: Toolchain, live: Live, wanted: Wanted) -> list[Finding]:
         said = "ninja is not on the unit's PATH"
         if facts.ninja_module:
             folder = interpreter(live).rpartition("/")[0]
-            return _lacks("ninja", said, f"Environment=PATH={folder}:{facts.path or '/usr/bin'} in {wanted.service}", facts, live)
-        return _lacks("ninja", said, f"{interpreter(live)} -m pip install ninja, and its bin on the unit's PATH", facts, live)
+            return _lacks(
+                "ninja",
+                said,
+                f"Environment=PATH={folder}:{facts.path or '/usr/bin'} in {wanted.service}",
+                facts,
+                live,
+            )
+        return _lacks(
+            "ninja",
+            said,
+            f"{interpreter(live)} -m pip install ninja, and its bin on the unit's PATH",
+            facts,
+            live,
+        )
     if facts.ninja.error:
-        return _lacks("ninja", f"{facts.ninja.path} fails: {facts.ninja.error}", "reinstall ninja", facts, live)
+        return _lacks(
+            "ninja", f"{facts.ninja.path} fails: {facts.ninja.error}", "reinstall ninja", facts, live
+        )
     return [ok("ninja", f"ninja {facts.ninja.version} is {facts.ninja.path}")]
 
 
@@ -189,7 +93,11 @@ def nvcc(facts: Toolchain, live: Live, wanted: Wanted) -> list[Finding]:
         return []
     torch = getattr(live.abi, "torch", None)
     cuda = torch.cuda if torch else None
-    install = f"install the CUDA toolkit {cuda or ''} and CUDA_HOME in the unit, or flashinfer-jit-cache".replace("  ", " ")
+    install = (
+        f"install the CUDA toolkit {cuda or ''} and CUDA_HOME in the unit, or flashinfer-jit-cache".replace(
+            "  ", " "
+        )
+    )
     if facts.nvcc.path is None:
         return _lacks("nvcc", "nvcc is not found (CUDA_HOME, PATH, /usr/local/cuda)", install, facts, live)
     if facts.nvcc.error or facts.nvcc.version is None:
@@ -226,7 +134,9 @@ def cuda_home(facts: Toolchain, live: Live, wanted: Wanted) -> list[Finding]:
         said = f"{home.source}={home.value} is no directory"
         return _lacks("cuda-home", said, f"correct {home.source} in {wanted.service}", facts, live)
     if home.cudart_header and not home.cuda_fp8:
-        said = f"{home.value} has no cuda_fp8.h: that toolkit is too old for the headers that JIT code includes"
+        said = (
+            f"{home.value} has no cuda_fp8.h: that toolkit is too old for the headers that JIT code includes"
+        )
         return _lacks("cuda-home", said, f"CUDA_HOME of a newer toolkit in {wanted.service}", facts, live)
     if home.chosen and not home.cudart_header:
         said = f"{home.source}={home.value} has no CUDA headers"
@@ -245,7 +155,9 @@ def ptxas(facts: Toolchain, live: Live, wanted: Wanted) -> list[Finding]:
         for arch, accepted in sorted(one.accepts.items()):
             if accepted is False:
                 said = f"{one.path} ({one.version}) does not know sm_{arch}: every Triton kernel fails there"
-                remedy = "Environment=TRITON_PTXAS_PATH=/usr/local/cuda/bin/ptxas, of a newer CUDA, in the unit"
+                remedy = (
+                    "Environment=TRITON_PTXAS_PATH=/usr/local/cuda/bin/ptxas, of a newer CUDA, in the unit"
+                )
                 return [block("ptxas", said, remedy)]
     unasked = [one.path for one in facts.ptxas if one.error or None in one.accepts.values()]
     if not facts.ptxas or unasked:
@@ -268,12 +180,16 @@ def ldconfig(facts: Toolchain, live: Live, wanted: Wanted) -> list[Finding]:
         return [ok("ldconfig", f"Triton finds {facts.ldconfig or facts.triton_asks}")]
     if plain and facts.triton_asks is None and facts.sbin_ldconfig:
         return [warn("ldconfig", "ldconfig is not on the unit's PATH, only in /sbin", _path(facts, wanted))]
-    said = f"Triton calls {facts.triton_asks or 'ldconfig'}, which the unit's PATH ({facts.path}) does not have"
+    said = (
+        f"Triton calls {facts.triton_asks or 'ldconfig'}, which the unit's PATH ({facts.path}) does not have"
+    )
     return [block("ldconfig", said, f"{_path(facts, wanted)}, or TRITON_LIBCUDA_PATH")]
 
 
 def _path(facts: Toolchain, wanted: Wanted) -> str:
-    return f"Environment=PATH={facts.path or '/usr/bin:/bin'}:/usr/sbin:/sbin in a drop-in of {wanted.service}"
+    return (
+        f"Environment=PATH={facts.path or '/usr/bin:/bin'}:/usr/sbin:/sbin in a drop-in of {wanted.service}"
+    )
 
 
 RULES: tuple[Rule[Toolchain], ...] = (
