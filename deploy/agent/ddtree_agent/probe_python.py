@@ -77,8 +77,8 @@ def _requires(dist_info: str) -> "List[Any]":
     try:
         with open(os.path.join(dist_info, "METADATA"), encoding="utf-8", errors="replace") as file:
             for line in file:
-                if not line.strip():
-                    break  # the description follows
+                if line in ("\n", "\r\n"):
+                    break  # the description follows; a licence before it may hold lines of blanks
                 match = re.match(
                     r"Requires-Dist:\s*([A-Za-z0-9._-]+)(?:\[[^\]]*\])?\s*\(?([^;()]*)\)?\s*(;.*)?$", line
                 )

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 #: A wrong version of one of these ends the start; of the others the engine may bear another.
 HARD = ("torch", "sglang-kernel", "sgl-kernel", "flashinfer-python")
+NAMED = 6
 #: torch 2.9.1's own fault, which the engine refuses to start with (F019): Conv3d under cuDNN before this.
 CUDNN_TORCH, CUDNN_NEEDED = "2.9.1", (9, 15)
 
@@ -81,6 +82,8 @@ def interpreter(live: Live) -> str:
 
 def pins(env: PythonEnv, live: Live, wanted: Wanted) -> list[Finding]:
     """What the packages require of each other is what is installed."""
+    if live.cuda is False:
+        return [ok("pins", "--device cpu: the pins are of the GPU builds")]
     have = {dist.name: dist.version for dist in getattr(live.abi, "dists", ())}
     found: list[Finding] = []
     for name, wants in sorted(env.requires.items()):
@@ -93,7 +96,7 @@ def pins(env: PythonEnv, live: Live, wanted: Wanted) -> list[Finding]:
             remedy = f"{interpreter(live)} -m pip install --no-deps '{needed}{spec}', in the build for this host's CUDA"
             patch = satisfies(have[needed], _minor(spec))
             hard = (needed in HARD or name in ("torchvision", "torchaudio")) and not patch
-            level = Level.BLOCK if hard and live.cuda is not False and not serving(live) else Level.WARN
+            level = Level.BLOCK if hard and not serving(live) else Level.WARN
             found.append(Finding("pins", level, said, remedy))
     worst = [one for one in found if one.level is Level.BLOCK] or found
     if not worst:
@@ -153,8 +156,9 @@ def missing(env: PythonEnv, live: Live, wanted: Wanted) -> list[Finding]:
         remedy = f"PYTHONNOUSERSITE=1 {interpreter(live)} -m pip install {names}"
         return [warn("requirements", said, remedy) if serving(live) else block("requirements", said, remedy)]
     if env.missing and live.cuda is not False:
-        names = " ".join(one.name for one in env.missing)
-        said = f"the engine requires {names}, not installed there"
+        names = " ".join(one.name for one in env.missing[:NAMED])
+        more = f" and {len(env.missing) - NAMED} more" if len(env.missing) > NAMED else ""
+        said = f"the engine requires {names}{more}, not installed there"
         return [warn("requirements", said, f"{interpreter(live)} -m pip install {names}")]
     return [ok("requirements", "what the engine requires is installed")]
 
