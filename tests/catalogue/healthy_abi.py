@@ -43,7 +43,9 @@ SECTIONS: dict[str, Any] = {
     "python": {
         "user_site": "/root/.local/lib/python3.11/site-packages", "user_dists": [],
         "site_dists": ["flashinfer-python", "sglang", "sglang-kernel", "torch"], "pycache_prefix": None, "conda": False,
-        "requires": {"sglang": {"torch": "==2.9.1", "sglang-kernel": "==0.4.2"}}, "missing": [], "newer": [],
+        "requires": {"sglang": {"torch": "==2.9.1", "sglang-kernel": "==0.4.2", "xgrammar": "==0.1.27"}},
+        "versions": {"torch": "2.9.1+cu128", "sglang-kernel": "0.4.2", "xgrammar": "0.1.27"},
+        "missing": [], "newer": [],
         "editable": [], "cudnn_check_off": False,
     },
     "binaries": {
@@ -70,6 +72,7 @@ SECTIONS: dict[str, Any] = {
         "tools": {
             "ninja": {"path": "/v/bin/ninja", "version": "1.13.0", "error": None},
             "cc": {"path": "/usr/bin/gcc", "version": "13.3.0", "error": None},
+            "cxx": {"path": "/usr/bin/g++", "version": "13.3.0", "error": None},
             "nvcc": {"path": "/usr/local/cuda/bin/nvcc", "version": "12.8", "error": None},
         },
         "ninja_module": True,
@@ -113,7 +116,7 @@ SECTIONS_CPU: dict[str, Any] = {
         "libs": [binary("torch", f"{SITE}/torch/lib/libtorch_cpu.so", driver=None)], "seen": 6, "left": 0,
     },
     "toolchain": {
-        **SECTIONS["toolchain"], "tools": {"ninja": _NO_TOOL, "cc": _NO_TOOL, "nvcc": _NO_TOOL}, "ptxas": [],
+        **SECTIONS["toolchain"], "tools": dict.fromkeys(("ninja", "cc", "cxx", "nvcc"), _NO_TOOL), "ptxas": [],
         "nvcc_archs": None, "devices": None, "devices_error": "libcuda.so.1: cannot open shared object file",
         "cuda_home": {
             "value": "/usr/local/cuda", "source": "the default", "directory": False, "nvcc": None, "cuda_fp8": False,

@@ -29,20 +29,33 @@ NOBODY = 65534
 
 def judged(section: str, answer: dict[str, Any], rule: str, **more: Any) -> Finding:
     """The rule's word on a healthy host whose probe answered that."""
-    seen = [one for one in examine({**overlaid(HEALTHY_H200, more), section: answer}, WANTED) if one.rule == rule]
+    seen = [
+        one for one in examine({**overlaid(HEALTHY_H200, more), section: answer}, WANTED) if one.rule == rule
+    ]
     assert len(seen) == 1, seen
     return seen[0]
 
 
 def as_nobody(module: Any, argument: Any, env: dict[str, str]) -> dict[str, Any]:
     """collect() of a program as another user, by its text alone, as the sandbox runs it."""
-    code = "import sys, json; s = {}; exec(sys.stdin.read(), s); print(json.dumps(s['collect'](json.loads(sys.argv[1]))))"
+    code = "import sys, json as j; s={}; exec(sys.stdin.read(), s); print(j.dumps(s['collect'](j.loads(sys.argv[-1]))))"
     who: dict[str, Any] = {"user": NOBODY, "group": NOBODY, "extra_groups": []} if os.geteuid() == 0 else {}
     done = subprocess.run(
-        [shutil.which("python3", path="/usr/bin:/usr/local/bin") or sys.executable, "-c", code, json.dumps(argument)],
-        input=Path(module.__file__).read_text(), capture_output=True, text=True, env=env, timeout=60, check=False,
-        cwd="/", **who,
-    )  # fmt: skip
+        [
+            shutil.which("python3", path="/usr/bin:/usr/local/bin") or sys.executable,
+            "-c",
+            code,
+            json.dumps(argument),
+        ],
+        input=Path(module.__file__).read_text(),
+        capture_output=True,
+        text=True,
+        env=env,
+        timeout=60,
+        check=False,
+        cwd="/",
+        **who,
+    )
     assert done.returncode == 0, done.stderr
     return dict(json.loads(done.stdout))
 
@@ -68,8 +81,12 @@ def program(folder: Path, name: str, body: str) -> Path:
 def tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A PATH of our own: gcc, ninja, and nvcc of a whole toolkit, and a GPU of the kind 9.0."""
     bin_ = tmp_path / "cuda/bin"
-    program(bin_, "nvcc", 'if [ "$1" = --list-gpu-arch ]; then echo compute_80; echo compute_90; '
-            "else echo 'Cuda compilation tools, release 12.8, V12.8.93'; fi")  # fmt: skip
+    program(
+        bin_,
+        "nvcc",
+        'if [ "$1" = --list-gpu-arch ]; then echo compute_80; echo compute_90; '
+        "else echo 'Cuda compilation tools, release 12.8, V12.8.93'; fi",
+    )
     program(bin_, "gcc", "echo 'gcc (Debian 12.2.0-14) 12.2.0'")
     program(bin_, "ninja", "echo 1.11.1")
     include = tmp_path / "cuda/include"
@@ -112,9 +129,19 @@ def test_cuda_home_is_told_word_for_word(tools: Path, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize(("known", "level"), [(True, Level.OK), (False, Level.BLOCK)])
-def test_ptxas_is_asked_about_the_gpu(tools: Path, monkeypatch: pytest.MonkeyPatch, known: bool, level: Level) -> None:
-    refusal = "" if known else "echo \"ptxas fatal   : Value 'sm_90a' is not defined for option 'gpu-name'\"; exit 255"
-    path = program(tools, "ptxas", f'if [ "$1" = --version ]; then echo "release 12.0, V12"; else {refusal or "exit 0"}; fi')
+def test_ptxas_is_asked_about_the_gpu(
+    tools: Path, monkeypatch: pytest.MonkeyPatch, known: bool, level: Level
+) -> None:
+    refusal = (
+        ""
+        if known
+        else "echo \"ptxas fatal   : Value 'sm_90a' is not defined for option 'gpu-name'\"; exit 255"
+    )
+    path = program(
+        tools,
+        "ptxas",
+        f'if [ "$1" = --version ]; then echo "release 12.0, V12"; else {refusal or "exit 0"}; fi',
+    )
     monkeypatch.setenv("TRITON_PTXAS_PATH", str(path))
     seen = inner_toolchain.collect({})
     assert {k: v for one in seen["ptxas"] for k, v in one["accepts"].items()} == {"90": known}
@@ -125,12 +152,26 @@ def test_ptxas_is_asked_about_the_gpu(tools: Path, monkeypatch: pytest.MonkeyPat
 def test_each_program_puts_its_cache_where_it_says() -> None:
     plain = inner_caches.places({"HOME": "/home/llm"})
     assert plain["triton"] == ("/home/llm/.triton/cache", "HOME")
-    assert plain["flashinfer"][0] == "/home/llm/.cache/flashinfer" and plain["huggingface"][0] == "/home/llm/.cache/huggingface"
-    moved = inner_caches.places(
-        {"HOME": "/", "TRITON_CACHE_DIR": "/c/t", "TMPDIR": "/scratch", "XDG_CACHE_HOME": "/x", "FLASHINFER_WORKSPACE_BASE": "/f"}
+    assert (
+        plain["flashinfer"][0] == "/home/llm/.cache/flashinfer"
+        and plain["huggingface"][0] == "/home/llm/.cache/huggingface"
     )
-    assert moved["triton"] == ("/c/t", "TRITON_CACHE_DIR") and moved["inductor"][0].startswith("/scratch/torchinductor_")
-    assert moved["flashinfer"][0] == "/f/.cache/flashinfer" and moved["torch-extensions"][0] == "/x/torch_extensions"
+    moved = inner_caches.places(
+        {
+            "HOME": "/",
+            "TRITON_CACHE_DIR": "/c/t",
+            "TMPDIR": "/scratch",
+            "XDG_CACHE_HOME": "/x",
+            "FLASHINFER_WORKSPACE_BASE": "/f",
+        }
+    )
+    assert moved["triton"] == ("/c/t", "TRITON_CACHE_DIR") and moved["inductor"][0].startswith(
+        "/scratch/torchinductor_"
+    )
+    assert (
+        moved["flashinfer"][0] == "/f/.cache/flashinfer"
+        and moved["torch-extensions"][0] == "/x/torch_extensions"
+    )
 
 
 def test_a_cache_of_another_user(open_dir: Path) -> None:
@@ -154,9 +195,14 @@ def test_a_mount_without_execution(open_dir: Path, options: str, level: Level) -
     code = "import sys, json; s = {}; exec(sys.stdin.read(), s); print(json.dumps(s['collect'](None)))"
     script = f'mount -t tmpfs -o {options},mode=0777 tmpfs {open_dir} && exec {sys.executable} -c "{code}"'
     done = subprocess.run(
-        ["unshare", "-m", "sh", "-c", script], input=Path(inner_caches.__file__).read_text(), capture_output=True, text=True,
-        env={**os.environ, "TRITON_CACHE_DIR": str(open_dir)}, timeout=60, check=True,
-    )  # fmt: skip
+        ["unshare", "-m", "sh", "-c", script],
+        input=Path(inner_caches.__file__).read_text(),
+        capture_output=True,
+        text=True,
+        env={**os.environ, "TRITON_CACHE_DIR": str(open_dir)},
+        timeout=60,
+        check=True,
+    )
     seen = json.loads(done.stdout)
     assert judged("caches", seen, "cache-exec").level is level
     assert judged("caches", seen, "cache-place").level is Level.WARN, "tmpfs is lost at boot"
@@ -216,13 +262,19 @@ def test_files_that_only_their_owner_reads(open_dir: Path) -> None:
     engine = open_dir / "sglang"
     (engine / "srt").mkdir(parents=True)
     (engine / "srt/server_args.py").write_text("")
-    argument = {"package": str(engine), "files": [], "roots": [{"path": str(open_dir / "opt/releases"), "there": False}]}
+    argument = {
+        "package": str(engine),
+        "files": [],
+        "roots": [{"path": str(open_dir / "opt/releases"), "there": False}],
+    }
     fine = as_nobody(inner_sources, argument, {})
     assert (fine["unreadable"], fine["roots"][0]["ok"]) == ([], True)
     (engine / "srt/server_args.py").chmod(0o600 if os.geteuid() == 0 else 0o000)
     bad = as_nobody(inner_sources, argument, {})
     said = judged("sources", bad, "modes")
-    assert said.level is Level.BLOCK and "srt/server_args.py" in said.evidence and "umask 077" in said.evidence
+    assert (
+        said.level is Level.BLOCK and "srt/server_args.py" in said.evidence and "umask 077" in said.evidence
+    )
     engine.chmod(0o700 if os.geteuid() == 0 else 0o000)
     closed = as_nobody(inner_sources, argument, {})
     assert closed["unreadable"][0]["path"] == str(engine)
@@ -239,7 +291,9 @@ def test_files_that_only_their_owner_reads(open_dir: Path) -> None:
 def dist(site: Path, name: str, metadata: str = "", direct: dict[str, Any] | None = None) -> str:
     info = site / f"{name}-1.0.dist-info"
     info.mkdir(parents=True)
-    (info / "METADATA").write_text(f"Name: {name}\nLicense: X\n        \n        more\n{metadata}\nRequires-Dist: not-one==1\n")
+    (info / "METADATA").write_text(
+        f"Name: {name}\nLicense: X\n        \n        more\n{metadata}\nRequires-Dist: not-one==1\n"
+    )
     if direct is not None:
         (info / "direct_url.json").write_text(json.dumps(direct))
     return str(info)
@@ -247,18 +301,27 @@ def dist(site: Path, name: str, metadata: str = "", direct: dict[str, Any] | Non
 
 def test_pins_are_read_from_metadata(tmp_path: Path) -> None:
     info = dist(
-        tmp_path, "sglang",
+        tmp_path,
+        "sglang",
         "Requires-Dist: torch==2.11.0\nRequires-Dist: flashinfer_python (==0.6.8)\nRequires-Dist: orjson\n"
         "Requires-Dist: triton[extra]>=3\nRequires-Dist: xformers==1; extra == 'all'\n",
-    )  # fmt: skip
+    )
     assert probe_python.pins(info) == {"torch": "==2.11.0", "flashinfer-python": "==0.6.8", "triton": ">=3"}
-    gone = probe_python._missing([("sglang", "1", info), ("torch", "2", info), ("triton", "3", info)], "3.11.7")
+    gone = probe_python._missing(
+        [("sglang", "1", info), ("torch", "2", info), ("triton", "3", info)], "3.11.7"
+    )
     assert [one["name"] for one in gone] == ["flashinfer-python", "orjson"]
 
 
 def test_what_was_installed_since_and_what_is_editable(tmp_path: Path) -> None:
-    old = [("sglang", "1", dist(tmp_path, "sglang", direct={"url": "file:///src/sglang", "dir_info": {"editable": True}})),
-           ("torch", "2", dist(tmp_path, "torch", direct={"url": "file:///w/torch.whl", "archive_info": {}}))]  # fmt: skip
+    old = [
+        (
+            "sglang",
+            "1",
+            dist(tmp_path, "sglang", direct={"url": "file:///src/sglang", "dir_info": {"editable": True}}),
+        ),
+        ("torch", "2", dist(tmp_path, "torch", direct={"url": "file:///w/torch.whl", "archive_info": {}})),
+    ]
     assert probe_python._editable(old) == [{"name": "sglang", "source": "/src/sglang"}]
     assert probe_python._newer(old, time.time() + 60) == []
     assert probe_python._newer(old, time.time() - 60) == ["sglang", "torch"]
@@ -270,7 +333,9 @@ def test_what_was_installed_since_and_what_is_editable(tmp_path: Path) -> None:
 
 def test_the_sections_of_a_real_interpreter(tmp_path: Path) -> None:
     asked = package.query(sys.executable, [], dict(os.environ), str(tmp_path))
-    launch = split_launch([sys.executable, "-m", "sglang.launch_server", "--attention-backend", "fa3", "--api-key", "s3cret"])
+    launch = split_launch(
+        [sys.executable, "-m", "sglang.launch_server", "--attention-backend", "fa3", "--api-key", "s3cret"]
+    )
     context = probe_areas.Context({"files": "all"}, {}, launch, asked, {})
     for name, work, limit in probe_areas.HERE:
         if name in ("python", "binaries"):

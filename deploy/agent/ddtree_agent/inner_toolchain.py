@@ -37,7 +37,12 @@ def collect(argument: Any) -> Dict[str, Any]:
     return {
         "path": os.environ.get("PATH"),
         "variables": {name: os.environ[name] for name in VARIABLES if name in os.environ},
-        "tools": {"ninja": _tool(shutil.which("ninja")), "cc": _tool(_compiler()), "nvcc": _tool(nvcc)},
+        "tools": {
+            "ninja": _tool(shutil.which("ninja")),
+            "cc": _tool(_compiler()),
+            "cxx": _tool(_cxx()),
+            "nvcc": _tool(nvcc),
+        },
         "ninja_module": _where("ninja") is not None,
         "cuda_home": home,
         "nvcc_archs": _nvcc_archs(nvcc),
@@ -78,6 +83,14 @@ def _compiler() -> Optional[str]:
     if chosen:
         return shutil.which(chosen.split()[0])
     return shutil.which("gcc") or shutil.which("clang")
+
+
+def _cxx() -> Optional[str]:
+    """As nvcc and the C++ builders pick it: CXX, else g++, else c++ or clang++."""
+    chosen = os.environ.get("CXX")
+    if chosen:
+        return shutil.which(chosen.split()[0])
+    return shutil.which("g++") or shutil.which("c++") or shutil.which("clang++")
 
 
 def _cuda_home() -> Dict[str, Any]:

@@ -75,8 +75,8 @@ def examine(origins: Dict[str, str], loader: Loader, deadline: float) -> Dict[st
             continue
         libs.append(dict(_one(path, loader, loaded, libcuda, preloads), package=name))
     for kept in libs:
-        if kept["package"] not in ("torch", "sgl_kernel"):
-            kept.pop("groups", None)
+        if kept["package"] == "nvidia":
+            kept.pop("groups", None)  # they bring code for all GPUs, in more kinds than are worth sending
     interesting = [k for k in libs if k["package"] != "nvidia" or any(k.get(f) for f in FAULTS)]
     return {
         "torch": {"lib": place, "cxx11": _cxx11(loader, place)} if torch else None,

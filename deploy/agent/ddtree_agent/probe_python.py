@@ -41,11 +41,13 @@ def sources_argument(context: "Context") -> Dict[str, Any]:
 
 
 def python(context: "Context") -> Dict[str, Any]:
-    """{user_site, user_dists, pycache_prefix, conda, site_dists, requires, missing, newer, editable, cudnn_check_off}.
+    """{user_site, user_dists, site_dists, pycache_prefix, conda, requires, versions, missing, newer, editable,
+    cudnn_check_off}.
 
     user_dists: distributions of the engine's stack in the user's own site. requires: {name: {name: specifier}} of
-    pins between packages. missing: [{name, elsewhere}] what sglang requires and the interpreter does not see.
-    newer: what was installed after the service's main process began. editable: [{name, source}].
+    pins between packages; versions: what is installed of those. missing: [{name, elsewhere}] what sglang requires and
+    the interpreter does not see. newer: what was installed after the service's main process began. editable: [{name,
+    source}].
     """
     asked = context.asked
     if "error" in asked:
@@ -53,13 +55,15 @@ def python(context: "Context") -> Dict[str, Any]:
     dists = [(package.canonical(name), version, path) for name, version, path in asked["dists"]]
     user_site = asked.get("user_site")
     ours = [d for d in dists if package.BUILDS.match(d[0])]
+    requires = {n: pins(p) for n, _, p in dists if n in PINNING}
     return {
         "user_site": user_site,
         "user_dists": sorted(n for n, _, p in ours if user_site and p.startswith(user_site + os.sep)),
         "site_dists": sorted(n for n, _, p in ours if not (user_site and p.startswith(user_site + os.sep))),
         "pycache_prefix": asked.get("pycache_prefix"),
         "conda": os.path.isdir(os.path.join(asked.get("base_prefix", asked["prefix"]), "conda-meta")),
-        "requires": {n: pins(p) for n, _, p in dists if n in PINNING},
+        "requires": requires,
+        "versions": {n: v for n, v, _ in dists if any(n in wants for wants in requires.values())},
         "missing": _missing(dists, asked["version"]),
         "newer": _newer(ours, _started(context.show)),
         "editable": _editable(ours)[:NAMED],
@@ -68,8 +72,8 @@ def python(context: "Context") -> Dict[str, Any]:
 
 
 def pins(dist_info: str) -> Dict[str, str]:
-    """{name: specifier} of Requires-Dist lines without a condition, for the packages whose builds must fit."""
-    return {n: spec for n, spec in _requires(dist_info) if spec and package.BUILDS.match(n)}
+    """{name: specifier} of Requires-Dist lines that name a version and no condition."""
+    return {n: spec for n, spec in _requires(dist_info) if spec}
 
 
 def _requires(dist_info: str) -> "List[Any]":

@@ -100,6 +100,14 @@ def kernels(facts: Binaries, live: Live, wanted: Wanted) -> list[Finding]:
                 return [block("gpu-kernels", f"{said}: no kernel image for it", remedy)]
             if device.number < 80 and fits < 1:
                 thin.append(warn("gpu-kernels", f"{said}, but not in each kernel ({fits:.0%})", remedy))
+    for one in facts.libs:
+        if one.package in ("torch", "nvidia", "sgl_kernel") or not one.groups:
+            continue
+        for i, device in enumerate(devices):
+            if share(device.number, one.groups)[0] == 0:
+                said = f"GPU {i} ({device.name}) is sm_{device.number}, and {one.label} has code for {_list(one)} only"
+                remedy = f"{interpreter(live)} -m pip install a build of {one.package} for it, or a backend without it"
+                thin.append(warn("gpu-kernels", said, remedy))
     if thin:
         return thin[:1]
     cards = ", ".join(sorted({f"sm_{device.number}" for device in devices}))

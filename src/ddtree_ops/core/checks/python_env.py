@@ -40,6 +40,7 @@ class PythonEnv:
     pycache_prefix: str | None
     conda: bool
     requires: Mapping[str, Mapping[str, str]]
+    versions: Mapping[str, str]
     missing: tuple[Absent, ...]
     newer: tuple[str, ...]
     editable: tuple[tuple[str, str], ...]
@@ -55,6 +56,7 @@ def read(raw: Mapping[str, Any]) -> PythonEnv:
         pycache_prefix=raw["pycache_prefix"],
         conda=raw["conda"],
         requires={name: dict(pins) for name, pins in raw["requires"].items()},
+        versions=dict(raw["versions"]),
         missing=tuple(Absent(one["name"], one["elsewhere"]) for one in raw["missing"]),
         newer=tuple(raw["newer"]),
         editable=tuple((one["name"], one["source"]) for one in raw["editable"]),
@@ -84,7 +86,7 @@ def pins(env: PythonEnv, live: Live, wanted: Wanted) -> list[Finding]:
     """What the packages require of each other is what is installed."""
     if live.cuda is False:
         return [ok("pins", "--device cpu: the pins are of the GPU builds")]
-    have = {dist.name: dist.version for dist in getattr(live.abi, "dists", ())}
+    have = {**env.versions, **{dist.name: dist.version for dist in getattr(live.abi, "dists", ())}}
     found: list[Finding] = []
     for name, wants in sorted(env.requires.items()):
         for needed, spec in sorted(wants.items()):

@@ -87,6 +87,37 @@ def ninja(facts: Toolchain, live: Live, wanted: Wanted) -> list[Finding]:
     return [ok("ninja", f"ninja {facts.ninja.version} is {facts.ninja.path}")]
 
 
+#: The newest gcc that nvcc takes, by its own version (host_config.h refuses a newer one).
+NEWEST_GCC = (((11, 0), 11), ((12, 0), 12), ((12, 4), 13), ((12, 8), 14), ((13, 0), 15))
+
+
+def cxx(facts: Toolchain, live: Live, wanted: Wanted) -> list[Finding]:
+    """A C++ compiler that nvcc takes."""
+    if live.cuda is False:
+        return []
+    if facts.cxx.path is None or facts.cxx.error:
+        said = facts.cxx.error or "no g++ on the unit's PATH, which nvcc and the JIT builds call (cc1plus)"
+        return _lacks("cxx", said, "apt-get install g++, there", facts, live)
+    mine = _version(facts.cxx.version or "")
+    cuda = _version(facts.nvcc.version or "")
+    if "clang" in facts.cxx.path or not mine or not cuda:
+        return [ok("cxx", f"{facts.cxx.path} {facts.cxx.version or ''}")]
+    newest = [limit for since, limit in NEWEST_GCC if cuda >= since]
+    if newest and mine[0] > newest[-1]:
+        said = f"{facts.cxx.path} is gcc {facts.cxx.version}; nvcc {facts.nvcc.version} takes none after {newest[-1]}"
+        remedy = f"apt-get install g++-{newest[-1]}, and Environment=CXX=g++-{newest[-1]} in {wanted.service}"
+        return _lacks("cxx", said, remedy, facts, live)
+    if facts.jit.jit_kernel and cuda >= (13, 0) and mine[0] < 13:
+        # Seen with nvcc 13.0 and gcc 12.2: activation.cuh of 0.5.11 does not compile; with gcc 13.3 it does.
+        said = (
+            f"gcc {facts.cxx.version} with nvcc {facts.nvcc.version} does not compile the engine's jit_kernel"
+        )
+        return _lacks(
+            "cxx", said, "apt-get install g++-13, and Environment=CXX=g++-13 in the unit", facts, live
+        )
+    return [ok("cxx", f"{facts.cxx.path} {facts.cxx.version} fits nvcc {facts.nvcc.version}")]
+
+
 def nvcc(facts: Toolchain, live: Live, wanted: Wanted) -> list[Finding]:
     """nvcc is found, is of torch's CUDA major, and knows every GPU."""
     if live.cuda is False:
@@ -196,6 +227,10 @@ RULES: tuple[Rule[Toolchain], ...] = (
     Rule(
         "compiler", SECTION, compiler,
         "Triton compiles a small C launcher for each kernel that it has not seen: no compiler or no Python.h ends it.",
+    ),
+    Rule(
+        "cxx", SECTION, cxx,
+        "nvcc hands the host's half of a kernel to g++, and refuses one that is newer than itself.",
     ),
     Rule(
         "ninja", SECTION, ninja,

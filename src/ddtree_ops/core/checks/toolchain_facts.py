@@ -78,6 +78,7 @@ class Toolchain:
     ninja: Tool
     ninja_module: bool
     cc: Tool
+    cxx: Tool
     nvcc: Tool
     cuda_home: CudaHome
     nvcc_archs: tuple[str, ...] | None
@@ -104,6 +105,7 @@ def read(raw: Mapping[str, Any]) -> Toolchain:
         ninja=tools["ninja"],
         ninja_module=raw["ninja_module"],
         cc=tools["cc"],
+        cxx=tools["cxx"],
         nvcc=tools["nvcc"],
         cuda_home=CudaHome(**raw["cuda_home"]),
         nvcc_archs=None if archs is None else tuple(archs),
