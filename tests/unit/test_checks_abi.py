@@ -445,7 +445,7 @@ FAULTS: list[tuple[str, Facts, str, Level, str]] = [
                 "libs": [
                     binary(
                         "sgl_kernel",
-                        "/v/sgl_kernel/sm100/x.so",
+                        "/v/sgl_kernel/sm100/common_ops.so",
                         [
                             {"cubin": ["75", "80"], "ptx": [], "count": 60},
                             {"cubin": ["80"], "ptx": [], "count": 9},

@@ -1,9 +1,10 @@
 """Where the dynamic loader would find a library: ld.so(8)'s order, over files alone, nothing is loaded."""
 
+import functools
 import os
 import re
 import subprocess
-from typing import Dict, Iterable, List, Optional
+from typing import Dict, Iterable, List, Optional, Tuple
 
 from .elf_symbols import Elf
 
@@ -41,7 +42,7 @@ class Loader:
         self.loaded: Dict[str, str] = {}
         # An empty word in LD_LIBRARY_PATH is the working directory: never a place to judge by.
         self.library_path = [os.path.abspath(p) for p in re.split("[:;]", library_path) if p]
-        self.program: List[str] = []
+        self.program: Tuple[str, ...] = ()
         self.files: Dict[str, Optional[Elf]] = {}
         program = self.open(os.path.realpath(executable))
         if program is not None and program.runpath is None:
@@ -79,7 +80,7 @@ class Loader:
         return None
 
     def closure(self, paths: Iterable[str]) -> Dict[str, str]:
-        """{soname: path} of everything that loading `paths` loads; what is not found is left out."""
+        """{soname: path} of all that loading `paths` loads, but for `loaded`; what is not found is left out."""
         found: Dict[str, str] = {}
         queue = [(path, ()) for path in paths]
         while queue and len(found) < 400:
@@ -90,6 +91,8 @@ class Loader:
             found[elf.soname or os.path.basename(path)] = path
             below = (*(_expanded(elf.rpath, path) if elf.runpath is None else ()), *above)
             for name in elf.needed:
+                if name in self.loaded:
+                    continue  # with everything that it needs
                 place = found.get(name) or self.find(name, elf, above)
                 if place and name not in found:
                     queue.append((place, below))
@@ -103,7 +106,8 @@ class Loader:
         return path if elf is not None and elf.machine == asking.machine else None
 
 
-def _expanded(text: Optional[str], path: str) -> List[str]:
+@functools.lru_cache(maxsize=1024)
+def _expanded(text: Optional[str], path: str) -> Tuple[str, ...]:
     origin = os.path.dirname(os.path.realpath(path))
     words = (text or "").replace("${ORIGIN}", "$ORIGIN").replace("$ORIGIN", origin).split(":")
-    return [os.path.normpath(word) for word in words if word]
+    return tuple(os.path.normpath(word) for word in words if word)

@@ -14,8 +14,9 @@ if TYPE_CHECKING:
     from .probe_areas import Context
 
 #: Import names whose libraries are held against torch. Each is in package.QUERY, which says where it lies.
+FIRST = 3
 PACKAGES = (
-    "sgl_kernel", "flashinfer", "flashinfer_jit_cache", "torchvision", "torchaudio", "vllm", "flash_attn",
+    "sgl_kernel", "flashinfer", "torchvision", "torchaudio", "flashinfer_jit_cache", "vllm", "flash_attn",
     "flash_attn_2_cuda", "flash_attn_3", "deep_gemm", "deep_ep", "xformers", "causal_conv1d_cuda",
     "selective_scan_cuda", "nixl_ep", "tvm_ffi", "torch_memory_saver", "mooncake",
 )  # fmt: skip
@@ -34,6 +35,7 @@ CUDA = (
     ("cupti", "libcupti.so"), ("cufile", "libcufile.so"), ("cuda", "libcudart.so"),
 )  # fmt: skip
 DRIVER = re.compile(r"^cu[A-Z]\w*$")
+CORE = re.compile(r"/lib(c10|c10_cuda|torch|torch_\w+)\.so$")
 LIBRARY = re.compile(r"\.so(\.\d+)*$")
 FAULTS = ("error", "missing", "lost", "versions", "driver")
 
@@ -57,12 +59,12 @@ def examine(origins: Dict[str, str], loader: Loader, deadline: float) -> Dict[st
     place = os.path.join(os.path.dirname(torch), "lib") if torch else ""
     ours = sorted(glob.glob(os.path.join(place, "*.so"))) if place else []
     loaded = loader.closure(ours)
-    jobs = [("torch", path) for path in ours if os.path.basename(path).startswith(("libtorch", "libc10"))]
+    # What a start needs comes first, for the time limit.
+    jobs = [(name, path) for name in PACKAGES[:FIRST] for path in _files(origins.get(name))]
+    jobs += [("torch", path) for path in ours if CORE.search(path)]
     jobs += [("nvidia", path) for path in sorted(loaded.values()) if "/nvidia/" in path]
+    jobs += [(name, path) for name in PACKAGES[FIRST:] for path in _files(origins.get(name))]
     left = 0
-    for name in PACKAGES:
-        files = _files(origins[name]) if name in origins else []
-        jobs += [(name, path) for path in files[:PER_PACKAGE]]
     loader.loaded = loaded
     libcuda = loader.known.get("libcuda.so.1") or next(
         (p for p in (os.path.join(d, "libcuda.so.1") for d in loader.library_path) if os.path.exists(p)), None
@@ -121,7 +123,9 @@ def _held(
     ]
     visible = loader.closure([elf.path])
     visible.update({name: path for name, path in loaded.items() if name not in visible})
-    scope = [one for one in (loader.open(path) for path in visible.values()) if one is not None]
+    # torch's own first: most of what is looked for is there.
+    ordered = sorted(visible.values(), key=lambda path: "/torch/lib/" not in path)
+    scope = [one for one in (loader.open(path) for path in ordered) if one is not None]
     missing, driver = [], []
     libraries = {name: path for name, path in visible.items() if name.startswith("libc10") or "torch" in name}
     nvidia = loader.open(libcuda) if libcuda else None
@@ -182,15 +186,17 @@ def _versions(
     return gaps
 
 
-def _files(origin: str) -> List[str]:
-    """The libraries of a package, or the one that is a top-level extension. Those of ours for one GPU come first."""
+def _files(origin: Optional[str]) -> List[str]:
+    """The libraries of a package, or the one that is a top-level extension; at most PER_PACKAGE."""
+    if origin is None:
+        return []
     if LIBRARY.search(origin):
         return [origin]
     found = []
     for folder, folders, names in os.walk(os.path.dirname(origin)):
         folders[:] = sorted(f for f in folders if f != "__pycache__")
         found += [os.path.join(folder, name) for name in sorted(names) if LIBRARY.search(name)]
-    return found
+    return found[:PER_PACKAGE]
 
 
 def _elsewhere(name: str, loader: Loader, loaded: Dict[str, str]) -> Optional[str]:

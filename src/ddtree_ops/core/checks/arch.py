@@ -58,12 +58,16 @@ def share(number: int, groups: Iterable[Group]) -> tuple[float, float]:
 
 
 def picked(libs: Iterable[Binary], number: int) -> list[Binary]:
-    """What sgl_kernel loads on that GPU: sm90 on Hopper, sm100 on all others, and every file of no variant."""
+    """What sgl_kernel loads at import on that GPU: common_ops of sm90 on Hopper, of sm100 on all others, or of no variant.
+
+    Its other files belong to one attention backend each, and are for some GPUs alone (seen in 0.4.2).
+    """
     variant = "sm90" if number == 90 else "sm100"
     found = []
     for one in libs:
         folder = one.file.split("/")[-2] if "/" in one.file else ""
-        if one.package == "sgl_kernel" and one.groups and (not folder.startswith("sm") or folder == variant):
+        common = one.package == "sgl_kernel" and one.file.rpartition("/")[2].startswith("common_ops")
+        if common and one.groups and (not folder.startswith("sm") or folder == variant):
             found.append(one)
     return found
 
