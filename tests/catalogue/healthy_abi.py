@@ -34,10 +34,9 @@ def place(path: str, source: str = "HOME", compiled: int | None = 40, **more: An
 
 #: As seen in torch's build: machine code for each, PTX for the newest.
 TORCH_GROUPS = [{"cubin": ["100", "120", "70", "75", "80", "86", "90"], "ptx": ["120"], "count": 400}]
-#: Most for all, some written for Hopper alone.
+#: As in sglang-kernel 0.4.2, both variants.
 KERNEL_GROUPS = [
-    {"cubin": ["80", "86", "89", "90"], "ptx": ["90"], "count": 60},
-    {"cubin": ["90a"], "ptx": [], "count": 9},
+    {"cubin": ["100a", "103a", "120a", "80", "89", "90", "90a"], "ptx": [], "count": 56},
 ]
 SECTIONS: dict[str, Any] = {
     "python": {
@@ -56,11 +55,12 @@ SECTIONS: dict[str, Any] = {
             binary("torch", f"{SITE}/torch/lib/libtorch_cpu.so"),
             binary("torch", f"{SITE}/torch/lib/libtorch_cuda.so", TORCH_GROUPS),
             binary("sgl_kernel", f"{SITE}/sgl_kernel/sm90/common_ops.abi3.so", KERNEL_GROUPS),
-            binary("sgl_kernel", f"{SITE}/sgl_kernel/sm100/common_ops.abi3.so", [
-                {"cubin": ["100", "120", "80", "86", "89", "90"], "ptx": ["120"], "count": 70},
-            ]),
+            binary("sgl_kernel", f"{SITE}/sgl_kernel/sm100/common_ops.abi3.so", KERNEL_GROUPS),
             binary("sgl_kernel", f"{SITE}/sgl_kernel/flash_ops.abi3.so", [
-                {"cubin": ["80", "86", "89", "90a"], "ptx": [], "count": 30},
+                {"cubin": ["80", "86", "90a"], "ptx": [], "count": 372},
+            ]),
+            binary("sgl_kernel", f"{SITE}/sgl_kernel/flashmla_ops.abi3.so", [
+                {"cubin": ["100a", "103a", "90a"], "ptx": [], "count": 25},
             ]),
             binary("torchvision", f"{SITE}/torchvision/_C.so"),
         ],

@@ -29,6 +29,12 @@ TORCH_CORE = (
     "libtorch_cuda.so",
     "libtorch_python.so",
 )
+#: Libraries of the system that kernels ask for, and the Debian package of each.
+SYSTEM = {
+    "libnuma": "libnuma1", "libgomp": "libgomp1", "libibverbs": "libibverbs1", "librdmacm": "librdmacm1",
+    "libGL": "libgl1", "libglib-2.0": "libglib2.0-0", "libstdc++": "libstdc++6", "libopenblas": "libopenblas0",
+    "libnl-3": "libnl-3-200", "libmpi": "libopenmpi3", "libjpeg": "libjpeg62-turbo", "libpng16": "libpng16-16",
+}  # fmt: skip
 CUDA_TORCH = ("libc10_cuda.so", "libtorch_cuda.so")
 
 
@@ -139,7 +145,12 @@ def library_path(facts: Binaries, live: Live, wanted: Wanted) -> list[Finding]:
                 remedy = f"Environment=LD_LIBRARY_PATH={folder} in a drop-in of {wanted.service}"
             else:
                 said = f"{one.label} needs {lost.name}, which is nowhere on this host"
-                remedy = f"{interpreter(live)} -m pip install the wheel that brings {lost.name}, or {_other(one, live)}"
+                debian = SYSTEM.get(lost.name.partition(".so")[0])
+                remedy = (
+                    f"apt-get install {debian}, there"
+                    if debian
+                    else f"{interpreter(live)} -m pip install the wheel that brings {lost.name}, or {_other(one, live)}"
+                )
             found.append(Finding("library-path", level, said, remedy))
     return _first(found) or [
         ok("library-path", "every library that is asked for is found by the unit's loader")
