@@ -9,6 +9,7 @@ from typing import Any
 from ddtree_ops.core import abi, doctor_engine, doctor_host, doctor_unit
 from ddtree_ops.core.checks import every
 from ddtree_ops.core.checks.about import CORE, About
+from ddtree_ops.core.checks.python_env import serving
 from ddtree_ops.core.checks.rule import Rule as AreaRule
 from ddtree_ops.core.errors import HostLocked, OpsError, PreconditionFailed
 from ddtree_ops.core.facts_live import Abi, Launch, Live, Unknown, parse
@@ -21,7 +22,8 @@ Rule = Callable[[Any, Live, Wanted], Sequence[Finding]]
 
 def _abi(found: Abi, live: Live, wanted: Wanted) -> list[Finding]:
     launch = live.launch if isinstance(live.launch, Launch) else None
-    return abi.judge(found, launch.device if launch else None, launch.interpreter if launch else "python3")
+    interpreter = launch.interpreter if launch else "python3"
+    return abi.judge(found, launch.device if launch else None, interpreter, serving(live))
 
 
 #: (rule, the section of the probe that it reads, the rule). In the order in which a person reads them.
