@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any, Callable, Dict, List, Optional, Tuple
 
-from . import sandbox, unitenv
+from . import probe_runtime, sandbox, unitenv
 
 
 @dataclass
@@ -20,7 +20,9 @@ class Context:
 
 
 #: (section, function of the context, limit in seconds): run by the agent, as root.
-HERE: List[Tuple[str, Callable[[Context], Dict[str, Any]], float]] = []
+HERE: List[Tuple[str, Callable[[Context], Dict[str, Any]], float]] = [
+    ("runtime", probe_runtime.runtime, 60),
+]
 #: (section, module with collect(argument), argument from the context, limit): run as the service would.
 INSIDE: List[Tuple[str, ModuleType, Callable[[Context], Any], float]] = []
 

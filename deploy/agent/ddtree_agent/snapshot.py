@@ -13,7 +13,7 @@ from .wire import AgentError, emit, result
 _CHUNK = 1 << 18
 
 
-class _Framed(io.RawIOBase):
+class Framed(io.RawIOBase):
     """A file whose writes become frames."""
 
     def __init__(self) -> None:
@@ -35,7 +35,7 @@ def snapshot(request: Dict[str, Any]) -> None:
     package = request["package"]
     if not os.path.isdir(package):
         raise AgentError("precondition", f"there is no package {package} on this host")
-    sink = _Framed()
+    sink = Framed()
     buffered = io.BufferedWriter(sink, _CHUNK)
     # Level 3: on a LAN the host's CPU is the slow part, not the line.
     with (

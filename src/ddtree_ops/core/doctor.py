@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ddtree_ops.core import abi, doctor_engine, doctor_host, doctor_unit
+from ddtree_ops.core.checks import runtime
 from ddtree_ops.core.checks.rule import Rule as AreaRule
 from ddtree_ops.core.errors import HostLocked, OpsError, PreconditionFailed
 from ddtree_ops.core.facts_live import Abi, Launch, Live, Unknown, parse
@@ -42,7 +43,7 @@ RULES: tuple[tuple[str, str, Rule], ...] = (
     ("drift", "state", doctor_unit.confirmed),
 )
 #: The rules of the areas in core/checks, in the order in which a person reads them.
-AREA_RULES: tuple[AreaRule[Any], ...] = ()
+AREA_RULES: tuple[AreaRule[Any], ...] = (*runtime.RULES,)
 SECTIONS = tuple({rule.section.name: rule.section for rule in AREA_RULES}.values())
 #: Without these nothing can be deployed at all: not knowing them blocks.
 NEEDED = {"launch": "hosts.yaml: interpreter: /path/to/bin/python3"}
