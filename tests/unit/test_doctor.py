@@ -59,6 +59,9 @@ HEALTHY: Probe = {
     "state": {"confirmed": None, "open": None, "releases": [], "lock": None},
     "capabilities": {"systemd": 252, "load_credential": True, "nft": False, "log": "journal"},
     "gpu": {"present": True, "count": 2, "driver": "x"},
+    "runtime": {
+        "named": None, "present": False, "problem": None, "soabi": None, "dists": [], "interpreter_soabi": "cpython-311",
+    },
 }  # fmt: skip
 RECORDED: dict[str, Any] = {
     "recorded": "2026-11-29T15:40:00Z",

@@ -186,8 +186,7 @@ def _places(layout: Layout, request: Dict[str, Any]) -> Iterator[Tuple[str, str]
         except AgentError:
             continue  # a damaged package here is no reason: its files travel
         for _, full, sha in rows:
-            if sha is not None:
-                yield sha, full
+            yield sha or file_digest(full), full  # RECORD itself has no hash
 
 
 def _unpack(site: str, files: Dict[str, Any], payload: BinaryIO) -> None:

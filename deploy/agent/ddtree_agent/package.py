@@ -180,6 +180,7 @@ def builds(asked: Dict[str, Any]) -> Dict[str, Any]:
     the first on sys.path counts.
     """
     dists = first_on_path(asked)
+    ours = [os.path.realpath(path) for path in asked["path"] if RUNTIMES + "/" in path]
     by_name: Dict[str, List[str]] = {}
     for name, _, path in asked["dists"]:
         by_name.setdefault(canonical(name), []).append(path)
@@ -195,7 +196,7 @@ def builds(asked: Dict[str, Any]) -> Dict[str, Any]:
         "duplicates": {
             name: paths
             for name, paths in by_name.items()
-            if len(paths) > 1 and not paths[0].startswith(RUNTIMES + "/")
+            if len(paths) > 1 and os.path.dirname(paths[0]) not in ours
         },
     }
 
