@@ -86,7 +86,12 @@ class Host:
 
     @property
     def request(self) -> dict[str, Any]:
-        return {"service": "sglang.service", "interpreter": self.interpreter, "who": "me", "host": str(self.root)}
+        return {
+            "service": "sglang.service",
+            "interpreter": self.interpreter,
+            "who": "me",
+            "host": str(self.root),
+        }
 
     def describe(self, runtime: str | None = None) -> dict[str, Any]:
         return envsend.describe({**self.request, "runtime": runtime})

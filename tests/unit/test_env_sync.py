@@ -49,7 +49,9 @@ def sent(host: Host, manifest: dict[str, Any], want: list[str], capsys: pytest.C
     """What env-send put on the line."""
     capsys.readouterr()
     envsend.send({**host.request, "names": [dist["name"] for dist in manifest["dists"]], "want": want})
-    lines = [json.loads(line[5:]) for line in capsys.readouterr().out.splitlines() if line.startswith("@ddt ")]
+    lines = [
+        json.loads(line[5:]) for line in capsys.readouterr().out.splitlines() if line.startswith("@ddt ")
+    ]
     assert lines[-1]["ev"] == "result"
     return b"".join(base64.b64decode(line["data"]) for line in lines if line["ev"] == "chunk")
 
@@ -64,7 +66,8 @@ def carried(a: Host, b: Host, capsys: pytest.CaptureFixture[str], *names: str) -
 
 def tree(root: Path) -> dict[str, tuple[int, bytes]]:
     return {
-        str(path): (path.stat().st_mode, path.read_bytes() if path.is_file() else b"") for path in root.rglob("*")
+        str(path): (path.stat().st_mode, path.read_bytes() if path.is_file() else b"")
+        for path in root.rglob("*")
     }
 
 
@@ -293,7 +296,9 @@ def test_a_rollout_at_work_is_not_disturbed(hosts: tuple[Host, Host]) -> None:
 
 
 @pytest.fixture
-def sealed(hosts: tuple[Host, Host], capsys: pytest.CaptureFixture[str]) -> Iterator[tuple[Layout, str, Path]]:
+def sealed(
+    hosts: tuple[Host, Host], capsys: pytest.CaptureFixture[str]
+) -> Iterator[tuple[Layout, str, Path]]:
     """A sealed runtime: its layout, its digest, its site directory."""
     manifest = carried(*hosts, capsys)
     layout = hosts[1].layout
@@ -301,8 +306,12 @@ def sealed(hosts: tuple[Host, Host], capsys: pytest.CaptureFixture[str]) -> Iter
 
 
 @pytest.mark.parametrize("quick", [True, False])
-@pytest.mark.parametrize("change", ["edit", "edit keeping size and mtime", "add", "remove", "link", "not run"])
-def test_an_edited_runtime_is_named_by_its_file(sealed: tuple[Layout, str, Path], change: str, quick: bool) -> None:
+@pytest.mark.parametrize(
+    "change", ["edit", "edit keeping size and mtime", "add", "remove", "link", "not run"]
+)
+def test_an_edited_runtime_is_named_by_its_file(
+    sealed: tuple[Layout, str, Path], change: str, quick: bool
+) -> None:
     layout, digest, site = sealed
     victim = site / "torch/version.py"
     runtimes.verify(layout, digest, quick)
@@ -385,8 +394,9 @@ def test_the_runtime_comes_before_the_hosts_own_packages_and_the_engine_is_still
 def test_the_whole_way_as_the_controller_decides_it(hosts: tuple[Host, Host]) -> None:
     a, b = (envdiff.read(name, host.describe()) for name, host in zip(("ct129", "ct200"), hosts, strict=True))
     assert envdiff.differing(a, b) == ["torch"]
-    assert "ct200 has torch 2.11.0+cu128 and sglang-kernel 0.4.2+cu130 built for cu130: the kernel will not load" in (
-        envdiff.consequences(a, b)
+    assert (
+        "ct200 has torch 2.11.0+cu128 and sglang-kernel 0.4.2+cu130 built for cu130: the kernel will not load"
+        in (envdiff.consequences(a, b))
     )
     envset.match(a, b)
     assert envset.choose(a, b).names == ("sglang-kernel", "torch")
@@ -403,8 +413,14 @@ def test_a_real_process_imports_the_synced_packages(
     site = runtimes.site(b.layout, manifest["runtime"])
     code = "import torch, filelock; print(torch.__version__, torch.__file__, filelock.__file__)"
     env = {"PYTHONPATH": f"{site}:{b.site}", "PYTHONDONTWRITEBYTECODE": "1"}
-    out = subprocess.run([sys.executable, "-S", "-c", code], env=env, capture_output=True, text=True, check=True)
-    assert out.stdout.split() == ["2.11.0+cu130", f"{site}/torch/__init__.py", f"{b.site}/filelock/__init__.py"]
+    out = subprocess.run(
+        [sys.executable, "-S", "-c", code], env=env, capture_output=True, text=True, check=True
+    )
+    assert out.stdout.split() == [
+        "2.11.0+cu130",
+        f"{site}/torch/__init__.py",
+        f"{b.site}/filelock/__init__.py",
+    ]
 
 
 def test_two_packages_that_bring_different_files_of_one_name_are_refused(hosts: tuple[Host, Host]) -> None:

@@ -15,7 +15,7 @@ from ddtree_ops.core.finding import Level
 ENGINE = "sglang"
 #: Built against one torch or one CUDA, whatever their metadata says: half of a set does not load with half of another.
 _BOUND = re.compile(
-    r"torch|torch(vision|audio|ao|codec)|torch-.*|(pytorch-)?triton.*|(sglang|sgl)-kernel|sgl-.*|flashinfer.*|"
+    r"torch|torch(vision|audio|ao|codec)|torch-.*|(pytorch-)?triton(-.*)?|(sglang|sgl)-kernel|sgl-.*|flashinfer.*|"
     r"nvidia-(?!ml-py$).*|cuda-.*|cupy-.*|(apache-)?tvm-ffi|flash-(attn|mla).*|xformers|deep-(gemm|ep)|tilelang|.*-cu\d\d+"
 )
 
