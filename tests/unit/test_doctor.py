@@ -60,7 +60,7 @@ HEALTHY: Probe = {
     "capabilities": {"systemd": 252, "load_credential": True, "nft": False, "log": "journal"},
     "gpu": {"present": True, "count": 2, "driver": "x"},
     "runtime": {
-        "named": None, "present": False, "problem": None, "soabi": None, "dists": [], "interpreter_soabi": "cpython-311",
+        "named": None, "present": False, "problem": None, "soabi": None, "dists": [], "interpreter_soabi": "x",
     },
 }  # fmt: skip
 RECORDED: dict[str, Any] = {

@@ -35,7 +35,7 @@ hosts:
 
 
 class Here(AgentClient):
-    """The agent's verbs in this process, on one host's directory. cut: bytes of a payload after which the line breaks."""
+    """The agent's verbs in this process, on one host's directory. cut: bytes after which a payload's line breaks."""
 
     now: Host
     cut: int | None = None
