@@ -8,7 +8,7 @@ import tarfile
 from typing import Any, Dict
 
 from .store import walk
-from .wire import AgentError, emit, result
+from .wire import AgentError, result, send
 
 _CHUNK = 1 << 18
 
@@ -26,7 +26,7 @@ class Framed(io.RawIOBase):
     def write(self, data: Any) -> int:
         raw = bytes(data)
         self.bytes += len(raw)
-        emit({"ev": "chunk", "data": base64.b64encode(raw).decode()})
+        send({"ev": "chunk", "data": base64.b64encode(raw).decode()})
         return len(raw)
 
 
