@@ -58,6 +58,8 @@ def test_a_mode_that_patches_nothing_runs_on_the_runtime_too_and_the_baseline_ne
     assert rendered("dflash").env["PYTHONPATH"] == SITE
     assert "PYTHONPATH" not in rendered("dflash", runtime=None).env
     assert "PYTHONPATH" not in rendered("baseline").env
+    wrapped = rendered("baseline", f"ExecStart=/usr/bin/env PYTHONPATH=/mine {PY}")
+    assert "PYTHONPATH=/mine" in wrapped.exec_argv
     with pytest.raises(PreconditionFailed, match="ignores PYTHONPATH"):
         rendered("dflash", "ExecStart=/opt/v/bin/python -E -m sglang.launch_server")
     rendered("dflash", "ExecStart=/opt/v/bin/python -E -m sglang.launch_server", runtime=None)
