@@ -16,6 +16,7 @@ from env_fakes import Host, stack
 
 from ddtree_agent import envreceive, envsend, main, package, runtimes
 from ddtree_agent.layout import Layout
+from ddtree_agent.wire import AgentError
 from ddtree_ops.apply.agent import AgentClient
 from ddtree_ops.cli.app import run
 from ddtree_ops.config.load import load_inventory
@@ -149,6 +150,8 @@ def test_a_cut_line_is_told_and_the_next_run_goes_on(
 ) -> None:
     Here.cut = 700
     assert sync() == 13
+    said = capsys.readouterr().err
+    assert "arrived whole are kept" in said and "next: ddtree-ops env sync --from ct129 --to ct200" in said
     staged = os.listdir(clients["ct200"].there.layout.staging)
     assert len(staged) == 1 and not os.path.exists(clients["ct200"].there.layout.runtimes)
     Here.cut = None
@@ -166,6 +169,15 @@ def test_a_damaged_file_is_exit_3_by_name_and_nothing_is_written(
     assert sync() == 3
     assert "torch/version.py is damaged" in capsys.readouterr().err
     assert not os.path.exists(clients["ct200"].there.root / "opt")
+
+
+def test_a_runtime_that_is_gone_names_the_command_that_brings_it(clients: dict[str, Here]) -> None:
+    Here.now = clients["ct200"].there
+    with pytest.raises(AgentError) as caught:
+        runtimes.verify(Here.now.layout, "f" * 16)
+    # a next command that begins with ddtree-ops gets --host behind its verb, which env sync does not take
+    told = str(clients["ct200"]._error(caught.value.fields).next)
+    assert "ddtree-ops env sync --from HOST --to this one" in told and "--host" not in told
 
 
 def test_hosts_that_do_not_fit_are_exit_3_with_the_difference(

@@ -67,7 +67,7 @@ def manifest_of(layout: Layout, digest: str) -> Dict[str, Any]:
             "precondition",
             f"runtime {digest} is not on this host",
             meaning="a release that runs on it would import the host's own packages",
-            next="ddtree-ops env sync --from HOST --to this one, or take runtime: out of hosts.yaml",
+            next="carry it over (ddtree-ops env sync --from HOST --to this one), or take runtime: out of hosts.yaml",
         )
     return found
 
@@ -152,5 +152,5 @@ def _damaged(digest: str, path: str) -> AgentError:
         "precondition",
         f"runtime {digest} on this host is damaged: {path} is not what its manifest says",
         meaning="no release that runs on it is started",
-        next="ddtree-ops env sync, which builds it anew",
+        next="carry it over again (ddtree-ops env sync --from HOST --to this one), which builds it anew",
     )

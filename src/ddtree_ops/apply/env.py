@@ -15,6 +15,7 @@ from ddtree_ops.apply.prepare import starts
 from ddtree_ops.config.model import HostConfig, Inventory
 from ddtree_ops.core import envdiff, envset
 from ddtree_ops.core.envdiff import Env
+from ddtree_ops.core.errors import Unreachable
 from ddtree_ops.units.facts import load_facts
 
 OnEvent = Callable[[str], None]
@@ -62,7 +63,16 @@ def sync(
             f"{len(missing)} files travel, {plan['bytes']} bytes; {plan['local']} are on {b_host.name} already"
         )
         payload = _payload(a, {**asked, "want": missing}) if missing else iter([_nothing()])
-        _last(b, "env-receive", {**here, "runtime": manifest["runtime"]}, say, b_host.name, payload)
+        try:
+            _last(b, "env-receive", {**here, "runtime": manifest["runtime"]}, say, b_host.name, payload)
+        except Unreachable as error:
+            raise Unreachable(
+                "the line was cut while the packages travelled",
+                host=error.host,
+                evidence=error.what,
+                meaning="nothing that runs has changed; the files that arrived whole are kept",
+                next=f"ddtree-ops env sync --from {a_host.name} --to {b_host.name}",
+            ) from None
     return {
         "runtime": manifest["runtime"],
         "packages": [f"{dist['name']} {dist['version']}" for dist in manifest["dists"]],
