@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import reader
 from ddtree_lab.client import LabHost
+from invariants import Asked
 from rig import CHECKOUT, STANDIN_SERIES, UNIT, Rig, Run
 from series_maker import series_with
 
@@ -19,7 +21,6 @@ sys.path.insert(0, str(CHECKOUT / "tests" / "unit"))
 from env_fakes import binary
 
 pytestmark = [pytest.mark.lab, pytest.mark.tier("preflight")]
-PYTHON = "/opt/standin/bin/python3"
 SITE = "/opt/standin/lib/python3.11/site-packages"
 #: Replaces a distribution by a small one, with RECORD, as an installer would.
 INSTALL = """
@@ -159,8 +160,12 @@ def test_a_synced_set_is_deployed_seen_and_rolled_back(pair: Pair) -> None:
     rules = {f["rule"]: f["level"] for f in doctor.json["hosts"]["ct200"]["findings"]}
     assert (rules["cuda-kernel"], rules["runtime"]) == ("OK", "OK"), doctor.err
 
-    deploy = pair.rig.cli("deploy")
+    old = reader.read(pair.target)
+    deploy = pair.rig.cli("deploy", "--json")
     assert deploy.rc == 0, deploy.err
+    reader.settle(pair.target)
+    asked = Asked(wanted=deploy.json["result"]["release"], swept=True)
+    assert reader.check(reader.read(pair.target), old, deploy.rc, deploy.json, asked) == []
     site = f"/opt/ddtree/runtimes/{runtime}/site"
     log = pair.target.check(f"journalctl -u {UNIT} -n 400 --no-pager")
     assert f"package torch 2.11.0+cu130 {site}/torch/__init__.py" in log
@@ -175,6 +180,8 @@ def test_a_synced_set_is_deployed_seen_and_rolled_back(pair: Pair) -> None:
     edited = f"{site}/torch/version.py"
     pair.target.check(f"cp -p {edited} /root/kept; echo '# mine' >> {edited}")
     assert [said for said in pair.rig.status()["drift"] if "torch/version.py" in said and runtime in said]
+    spoiled = reader.check(reader.read(pair.target), old, None, None)
+    assert [said for said in spoiled if said.startswith("I2") and "torch/version.py" in said]
     pair.target.check(f"cat /root/kept > {edited}; rm /root/kept")
     assert pair.rig.status()["drift"] == []
 
