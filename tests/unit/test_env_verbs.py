@@ -105,9 +105,16 @@ def test_diff_names_the_packages_and_what_they_mean(
     out, err = capsys.readouterr()
     found = json.loads(out)
     assert found["equal"] is False
-    assert [row for row in found["packages"] if not row["same"]] == [
-        {"name": "torch", "a": "2.11.0+cu130", "b": "2.11.0+cu128", "same": False, "cuda_bound": True}
-    ]
+    (torch,) = [row for row in found["packages"] if not row["same"]]
+    assert (torch["name"], torch["a"], torch["b"]) == ("torch", "2.11.0+cu130", "2.11.0+cu128")
+    assert (torch["cuda_bound"], torch["a_details"]["cuda"], torch["b_details"]["cuda"]) == (
+        True,
+        "13.0",
+        "12.8",
+    )
+    kernel = next(row for row in found["packages"] if row["name"] == "sglang-kernel")
+    assert (kernel["b_details"]["cudart"], kernel["b_details"]["local"]) == (["13"], "cu130")
+    assert kernel["b_details"]["path"].startswith(str(clients["ct200"].there.site))
     said = (
         "ct200 has torch 2.11.0+cu128 and sglang-kernel 0.4.2+cu130 built for cu130: the kernel will not load"
     )

@@ -53,7 +53,14 @@ def diff(
     rows, means = envdiff.rows(*seen), envdiff.consequences(*seen)
     differing = [row for row in rows if not row.same]
     if json:
-        packages = [{"name": r.name, "a": r.a, "b": r.b, "same": r.same, "cuda_bound": r.bound} for r in rows]
+        packages = [
+            {"name": row.name, "a": row.a, "b": row.b, "same": row.same, "cuda_bound": row.bound}
+            | {
+                f"{side}_details": envdiff.details(env, row.name)
+                for side, env in zip("ab", seen, strict=True)
+            }
+            for row in rows
+        ]
         hosts = {"a": one.name, "b": two.name}
         document({**hosts, "equal": not differing, "packages": packages, "consequences": means})
     say(table(seen, differing, means))

@@ -125,6 +125,23 @@ def _version(env: Env, dist: Dist | None) -> str | None:
     return f"{dist.version} (needs {needs})" if needs else dist.version
 
 
+def details(env: Env, name: str) -> dict[str, Any] | None:
+    """{version, local, cuda, cudart, path, shadowed} of a distribution as `env diff --json` prints it; cuda: the build
+    that torch/version.py states; shadowed: further installations of it that are not imported."""
+    dist = env.dists.get(name)
+    if dist is None:
+        return None
+    torch = env.abi.torch if name == "torch" else None
+    return {
+        "version": torch.version if torch else dist.version,
+        "local": dist.local,
+        "cuda": torch.cuda if torch else None,
+        "cudart": list(dist.cudart),
+        "path": dist.path,
+        "shadowed": list(env.shadowed.get(name, ())),
+    }
+
+
 def consequences(a: Env, b: Env) -> list[str]:
     """What the differences, and each host's own mix, mean for a server; a sentence each."""
     found = [*mixed(a), *mixed(b)]
