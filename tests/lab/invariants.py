@@ -14,7 +14,7 @@ AS_BEFORE = (3, 4, 5, 10, 13, 20)
 #: Codes that say something about our own fault or the tester's: never an answer to an injected fault.
 NEVER = (1, 2)
 NOTICED_S = 2.0
-OURS_IN_OPT = ("agent", "failed", "releases", "staging")
+OURS_IN_OPT = ("agent", "failed", "releases", "runtimes", "staging")
 
 
 @dataclass(frozen=True)

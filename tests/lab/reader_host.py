@@ -139,6 +139,8 @@ def release(digest: str) -> Document:
         problems.append("dropin.conf is not the manifest's")
     if manifest.get("release") != digest:
         problems.append(f"the manifest is of {manifest.get('release')}")
+    if manifest.get("runtime"):
+        problems += runtime(manifest["runtime"])
     return {
         "problems": problems[:20],
         "sha256": hashlib.sha256(
@@ -149,6 +151,22 @@ def release(digest: str) -> Document:
         "dropin": planned,
         "patched": bool(manifest["overlay"]),
     }
+
+
+def runtime(digest: str) -> list[str]:
+    """What of a runtime is not as its manifest says, every byte hashed."""
+    top = os.path.join(OPT, "runtimes", digest)
+    manifest = json_of(os.path.join(top, "manifest.json"))
+    if not isinstance(manifest, dict):
+        return [f"runtime {digest} has no manifest"]
+    want = {path: entry["sha256"] for path, entry in manifest["files"].items()}
+    have = {}
+    for folder, dirs, files in os.walk(os.path.join(top, "site")):
+        dirs[:] = [name for name in dirs if name != "__pycache__"]
+        for name in files:
+            path = os.path.join(folder, name)
+            have[os.path.relpath(path, os.path.join(top, "site"))] = sha256(path)
+    return [f"runtime {digest}: {path}" for path in {*want, *have} if want.get(path) != have.get(path)]
 
 
 def transactions(state: str) -> Document:

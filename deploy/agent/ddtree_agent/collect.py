@@ -10,14 +10,14 @@ from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any, Dict, List
 
-from . import decided, install, rollout, store
+from . import decided, install, rollout, runtimes, store
 from .gcplan import Choice, Item, plan_gc
 from .journal import open_txn, transactions
 from .layout import Layout, locked, read_history, remove_tree, sync_dir
 from .systemd import run
 from .wire import AgentError, emit
 
-_NAMED = re.compile(rb"DDTREE_RELEASE=([0-9a-f]+)|/opt/ddtree/releases/([0-9a-f]+)")
+_NAMED = re.compile(rb"DDTREE_RELEASE=([0-9a-f]+)|/opt/ddtree/(?:releases|runtimes)/([0-9a-f]+)")
 _AGENT = re.compile(rb"/opt/ddtree/agent/([0-9a-f]+)/")
 _DIGEST = re.compile(r"[0-9a-f]+")
 _EVIDENCE = re.compile(r"[0-9a-f]+-[0-9a-f]+-[0-9a-f]+")
@@ -87,11 +87,16 @@ def _choose(layout: Layout, services: List[Layout], agent: str, keep: int, faile
         for entry in read_history(each):
             used[str(entry.get("release"))] = max(entry["at"], used.get(str(entry.get("release")), 0.0))
     releases = [_release(layout, name, used) for name in _names(layout.releases, _DIGEST)]
+    whole = {name for name, _ in runtimes.all_of(layout)}
+    carried = [
+        replace(_item("runtime", layout.runtimes, name), whole=name in whole)
+        for name in _names(layout.runtimes, _DIGEST)
+    ]
     failed = [_evidence(layout, name) for name in _names(layout.failed, _EVIDENCE)]
     agents = [_agent(layout, name) for name in _names(layout.agents, _DIGEST)]
     txns = [_item("txn", each.txns, name, each.service) for each in services for name in transactions(each)]
     needed = {**_needed(layout, services), **_agents_in_use(), agent: "this command's own agent"}
-    chosen = plan_gc(releases, failed, agents, txns, needed, keep, failed_bytes)
+    chosen = plan_gc(releases, failed, agents, txns, needed, keep, failed_bytes, carried)
     return [*_leftovers(layout, services), *chosen]
 
 
@@ -152,10 +157,11 @@ def _agents_in_use() -> Dict[str, str]:
 def _release(layout: Layout, name: str, used: Dict[str, float]) -> Item:
     item = _item("release", layout.releases, name)
     try:
-        store.manifest_of(layout, name)
+        manifest = store.manifest_of(layout, name)
     except AgentError:
         return replace(item, whole=False)
-    return replace(item, at=max(item.at, used.get(name, 0.0)))
+    runtime = str(manifest.get("runtime") or "")
+    return replace(item, at=max(item.at, used.get(name, 0.0)), runtime=runtime)
 
 
 def _agent(layout: Layout, name: str) -> Item:
@@ -221,7 +227,7 @@ def _remove(layout: Layout, item: Item) -> None:
 def _folder(layout: Layout, item: Item) -> str:
     if item.kind == "txn":
         return Layout(item.service, layout.root).txns
-    shared = {"release": layout.releases, "failed": layout.failed}
+    shared = {"release": layout.releases, "runtime": layout.runtimes, "failed": layout.failed}
     if item.kind != "leftover":
         return shared.get(item.kind, layout.agents)
     if item.name == "release":

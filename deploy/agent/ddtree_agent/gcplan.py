@@ -1,7 +1,7 @@
 """Decides what a garbage collection removes and why; plain data in, plain data out, no host."""
 
 from dataclasses import dataclass
-from typing import Any, Dict, List
+from typing import Any, Dict, List, Sequence
 
 #: Records of ended rollouts that stay, for each service.
 KEEP_TXNS = 20
@@ -9,8 +9,9 @@ KEEP_TXNS = 20
 
 @dataclass(frozen=True)
 class Item:
-    """Something of ours on the host. kind: release | failed | agent | txn | leftover; `at`: unix time of its last use;
-    `bytes`: allocated; `service`: whose it is, "" for what all services of the host share; `whole`: not half-made."""
+    """Something of ours on the host. kind: release | runtime | failed | agent | txn | leftover; `at`: unix time of its
+    last use; `bytes`: allocated; `service`: whose it is, "" for what all services of the host share; `whole`: not
+    half-made; `runtime`: the one that a release runs on."""
 
     kind: str
     name: str
@@ -18,6 +19,7 @@ class Item:
     at: float
     service: str = ""
     whole: bool = True
+    runtime: str = ""
 
 
 @dataclass(frozen=True)
@@ -41,14 +43,21 @@ def plan_gc(
     needed: Dict[str, str],
     keep: int,
     failed_bytes: int,
+    runtimes: Sequence[Item] = (),
 ) -> List[Choice]:
     """Choose for every item, the oldest of each kind first.
 
-    needed: why a release or an agent (by name) or a rollout (by id) must stay; what is in it never goes. keep: how many
-    of the newest releases stay besides. failed_bytes: the cap on evidence; the newest stays whatever its size.
+    needed: why a release, runtime or agent (by name) or a rollout (by id) must stay; what is in it never goes. keep:
+    how many of the newest releases stay besides. failed_bytes: the cap on evidence; the newest stays whatever its size.
     """
+    chosen = _newest(releases, needed, keep, f"not needed, and older than the {keep} newest")
+    run_on = {
+        c.item.runtime: f"release {c.item.name} runs on it" for c in chosen if not c.goes and c.item.runtime
+    }
     return [
-        *_newest(releases, needed, keep, f"not needed, and older than the {keep} newest"),
+        *chosen,
+        # the newest stays: it may have come a minute ago, for a release that is not made yet
+        *_newest([*runtimes], {**run_on, **needed}, 1, "no release that stays runs on it"),
         *_failed(failed, failed_bytes),
         *_newest(agents, needed, 1, "an older agent that nothing runs"),
         *_txns(txns, needed),

@@ -18,6 +18,7 @@ from .wire import AgentError
 OPT = "/opt/ddtree"
 VAR = "/var/lib/ddtree"
 ETC = "/etc/ddtree"
+RUNTIMES = OPT + "/runtimes"
 TRIAL = "60-ddtree-trial.conf"
 KEPT = "50-ddtree.conf"
 #: Where a release's own digest stands in its drop-in until the host fills it in (the digest covers the text).
@@ -36,6 +37,7 @@ class Layout:
         self.service = service if "." in service else service + ".service"
         self.root = root
         self.releases = self._at(OPT, "releases")
+        self.runtimes = self._at(RUNTIMES)
         self.staging = self._at(OPT, "staging")
         self.failed = self._at(OPT, "failed")
         self.agents = self._at(OPT, "agent")
@@ -52,13 +54,19 @@ class Layout:
 
     def release(self, digest: str) -> str:
         """The directory of a release. Raises AgentError for anything but a plain digest."""
-        if not digest or not all(c in "0123456789abcdef" for c in digest):
+        if not _is_digest(digest):
             raise AgentError("usage", f"{digest!r} is no release digest")
         return os.path.join(self.releases, digest)
 
     def secrets(self, digest: str) -> str:
         """The 0600 file from which a release's unit reads its keys: a push must not change another release's."""
         return self._at(ETC, SECRETS.replace(PLACEHOLDER, digest))
+
+    def runtime(self, digest: str) -> str:
+        """The directory of a runtime (packages carried over from another host). Raises AgentError as `release`."""
+        if not _is_digest(digest):
+            raise AgentError("usage", f"{digest!r} is no runtime digest")
+        return os.path.join(self.runtimes, digest)
 
     def staged(self, txn_id: str) -> str:
         """Where a push builds its release. Named by service too: each service sweeps only its own."""
@@ -76,6 +84,10 @@ class Layout:
         if not txn_id or not all(c in "0123456789abcdef-" for c in txn_id):
             raise AgentError("usage", f"{txn_id!r} is no transaction id")
         return os.path.join(self.txns, txn_id)
+
+
+def _is_digest(text: str) -> bool:
+    return bool(text) and all(c in "0123456789abcdef" for c in text)
 
 
 def sync_dir(path: str) -> None:

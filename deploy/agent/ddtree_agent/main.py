@@ -11,6 +11,8 @@ from . import (
     collect,
     decided,
     drift,
+    envreceive,
+    envsend,
     hold,
     install,
     outcome,
@@ -18,6 +20,7 @@ from . import (
     readunit,
     rejoin,
     rollout,
+    runtimes,
     service,
     smoke,
     snapshot,
@@ -94,12 +97,19 @@ def _push(request: Dict[str, Any], payload: BinaryIO) -> None:
         install.installed(layout, archive(), request["agent"])
         rollout.settle(layout)
         store.sweep(layout)
+        if manifest.get("runtime"):
+            runtimes.verify(layout, manifest["runtime"])  # every byte of it, before anything is built on it
         keep = decided.keep_all(layout)
         store.stage(layout, request["txn"], manifest, line)
         os.utime(layout.release(manifest["release"]))  # the newest one: gc leaves it alone until it is begun
         if request.get("secrets"):
             write_secrets(layout, manifest["release"], request["secrets"])
-        report = smoke.smoke({**request["smoke"], "release": manifest["release"], "service": layout.service})
+        about = {
+            "release": manifest["release"],
+            "runtime": manifest.get("runtime"),
+            "service": layout.service,
+        }
+        report = smoke.smoke({**request["smoke"], **about})
         if not report["ok"]:
             _refuse_going_down()
             store.retire(layout, manifest["release"], request["txn"], {"smoke": report}, keep)
@@ -223,6 +233,29 @@ def _read_unit(request: Dict[str, Any], _: BinaryIO) -> None:
     result(**readunit.read_unit(request))
 
 
+def _env(request: Dict[str, Any], _: BinaryIO) -> None:
+    _layout(request)
+    result(env=envsend.describe(request))
+
+
+def _env_manifest(request: Dict[str, Any], _: BinaryIO) -> None:
+    _layout(request)
+    result(manifest=envsend.manifest(request))
+
+
+def _env_send(request: Dict[str, Any], _: BinaryIO) -> None:
+    _layout(request)
+    envsend.send(request)
+
+
+def _env_prepare(request: Dict[str, Any], _: BinaryIO) -> None:
+    result(**envreceive.prepare(_layout(request), request))
+
+
+def _env_receive(request: Dict[str, Any], payload: BinaryIO) -> None:
+    result(**envreceive.receive(_layout(request), request, payload))
+
+
 def _snapshot(request: Dict[str, Any], _: BinaryIO) -> None:
     snapshot.snapshot(request)
 
@@ -232,6 +265,11 @@ OPS: Dict[str, Op] = {
     "read-unit": _read_unit,
     "adopt-baseline": _adopt,
     "snapshot": _snapshot,
+    "env": _env,
+    "env-manifest": _env_manifest,
+    "env-send": _env_send,
+    "env-prepare": _env_prepare,
+    "env-receive": _env_receive,
     "push": _push,
     "begin": _begin,
     "follow": _follow,

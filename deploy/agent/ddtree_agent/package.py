@@ -9,6 +9,7 @@ import subprocess
 from typing import Any, Dict, Iterable, List, Optional, Tuple, Union
 
 from . import elf
+from .layout import RUNTIMES
 from .store import file_digest, tree_digest, walk
 
 #: Distributions whose builds must fit together.
@@ -20,7 +21,7 @@ NAMED = 20
 
 # Runs in the engine's interpreter. find_spec of a top-level name imports nothing.
 QUERY = """
-import json, os, sys
+import json, os, platform, sys, sysconfig
 from importlib import metadata, util
 where = json.loads(sys.argv[1])
 if sys.path and sys.path[0] == "" and where["path0"] != "cwd":
@@ -46,6 +47,7 @@ names = ["sglang", "sgl_kernel", "torch", "triton", "flashinfer", "torchvision",
 site = sys.modules.get("site")
 print("@query " + json.dumps({"version": sys.version.split()[0], "executable": sys.executable,
     "prefix": sys.prefix, "base_prefix": sys.base_prefix, "path": sys.path,
+    "soabi": sysconfig.get_config_var("SOABI"), "platform": sysconfig.get_platform(), "libc": list(platform.libc_ver()),
     "ignore_environment": bool(sys.flags.ignore_environment),
     "user_site": site.getusersitepackages() if site and site.ENABLE_USER_SITE else None,
     "pycache_prefix": sys.pycache_prefix,
@@ -90,7 +92,7 @@ def check_record(dist_info: str, package: str, found: Dict[str, str]) -> Dict[st
             known.add(os.path.relpath(path, package))
         if not digest.startswith("sha256="):
             continue  # bytecode and RECORD itself carry no hash
-        expected = _hex(digest)
+        expected = from_record(digest)
         now = found.get(os.path.relpath(path, package)) if inside else _hash_or_none(path)
         if now == expected:
             continue
@@ -181,12 +183,14 @@ def builds(asked: Dict[str, Any]) -> Dict[str, Any]:
     """Which CUDA each binary was built for; read from files, nothing is imported.
 
     {torch: {version, cuda, path} | null, dists: [{name, version, local, path, tag}],
-    kernels: [{file, needed: [soname]}], duplicates: {name: [dist-info path]}}.
+    kernels: [{file, needed: [soname]}], duplicates: {name: [dist-info path]}}. Of a package that is there twice
+    the first on sys.path counts.
     """
-    dists = [(canonical(n), v, p) for n, v, p in asked["dists"]]
+    dists = first_on_path(asked)
+    ours = [os.path.realpath(path) for path in asked["path"] if RUNTIMES + "/" in path]
     by_name: Dict[str, List[str]] = {}
-    for name, _, path in dists:
-        by_name.setdefault(name, []).append(path)
+    for name, _, path in asked["dists"]:
+        by_name.setdefault(canonical(name), []).append(path)
     return {
         "torch": _torch(asked["modules"].get("torch")),
         "dists": [
@@ -195,8 +199,21 @@ def builds(asked: Dict[str, Any]) -> Dict[str, Any]:
             if BUILDS.match(n)
         ],
         "kernels": _kernels(asked["modules"].get("sgl_kernel")),
-        "duplicates": {name: paths for name, paths in by_name.items() if len(paths) > 1},
+        # A runtime of ours stands before the host's own packages on purpose: that is no second installation.
+        "duplicates": {
+            name: paths
+            for name, paths in by_name.items()
+            if len(paths) > 1 and os.path.dirname(paths[0]) not in ours
+        },
     }
+
+
+def first_on_path(asked: Dict[str, Any]) -> List[Tuple[str, str, str]]:
+    """(canonical name, version, dist-info) of each distribution; of several the first on sys.path."""
+    found: Dict[str, Tuple[str, str, str]] = {}
+    for name, version, path in asked["dists"]:
+        found.setdefault(canonical(name), (canonical(name), version, path))
+    return list(found.values())
 
 
 def canonical(name: str) -> str:
@@ -240,7 +257,8 @@ def _wheel_tag(dist_info: str) -> Optional[str]:
         return None
 
 
-def _hex(digest: str) -> str:
+def from_record(digest: str) -> str:
+    """A RECORD's `sha256=<urlsafe base64>` in hex (PEP 376)."""
     raw = digest.partition("=")[2]
     try:
         return base64.urlsafe_b64decode(raw + "=" * (-len(raw) % 4)).hex()

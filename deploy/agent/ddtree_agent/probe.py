@@ -9,7 +9,8 @@ import threading
 import time
 from typing import Any, Callable, Dict, List, Optional, Tuple
 
-from . import caps, package, probe_areas, probe_host, probe_model, probe_unit, unitenv
+from . import caps, package, probe_areas, probe_host, probe_model, probe_unit, runtimes, unitenv
+from .layout import Layout
 
 Section = Dict[str, Any]
 Job = Tuple[str, Callable[[], Section]]
@@ -35,7 +36,8 @@ def probe(request: Dict[str, Any]) -> Dict[str, Any]:
     """Collect the facts.
 
     request: {service: str, interpreter?: str, argv?: [str], port?: int, files?: [relpath] | "all",
-    model?: str, draft?: str, measure?: bool = true}; argv is the server's where the unit hides it (a wrapper).
+    model?: str, draft?: str, measure?: bool = true, runtime?: digest}; argv is the server's where the unit hides it (a
+    wrapper), runtime the packages of ours that the next release would import before the host's own.
     Returns one object a section: session, service, launch, state, engine, abi, model, storage, port, memory,
     user, gpu, capabilities, and those of probe_areas.
     """
@@ -43,6 +45,7 @@ def probe(request: Dict[str, Any]) -> Dict[str, Any]:
     found: Dict[str, Any] = {"service": _section(lambda: probe_unit.service(service), LIMITS["service"])}
     show = found["service"].get("show") or {}
     launch = launch_of(request, show)
+    show = unitenv.with_runtime(show, runtime_site(request))
     port = request.get("port") or _number(launch.value("--port") if launch else None) or 30000
     # Nothing here waits for another: a section that hangs (a frozen nvidia-smi) costs its own limit only.
     alone: List[Job] = [
@@ -93,18 +96,28 @@ def launch_of(request: Dict[str, Any], show: Dict[str, str]) -> Optional[unitenv
 
 
 def ask(request: Dict[str, Any], show: Dict[str, str], launch: Optional[unitenv.Launch]) -> Dict[str, Any]:
-    """package.query() as the unit would start its interpreter, without the overlays of our own releases."""
+    """package.query() as the unit would start its interpreter, without the overlays of our own releases and with the
+    runtime that the request names."""
     if launch is None:
         return {"error": "no Python interpreter found in the unit's command line"}
     if not os.access(launch.interpreter, os.X_OK) and os.path.isabs(launch.interpreter):
         return {"error": f"{launch.interpreter} does not exist or is not executable", "missing": True}
     env = unitenv.unit_environment(show)
     env.setdefault("PATH", "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin")
-    env["PYTHONPATH"] = unitenv.without_ours(env.get("PYTHONPATH", ""))
+    first = runtime_site(request)
+    rest = unitenv.without_ours(env.get("PYTHONPATH", ""))
+    env["PYTHONPATH"] = os.pathsep.join(path for path in (first, rest) if path)
     if not env["PYTHONPATH"]:
         del env["PYTHONPATH"]
     cwd = working_directory(show)
     return package.query(launch.interpreter, launch.flags, env, cwd, launch.path0, probe_host.identity(show))
+
+
+def runtime_site(request: Dict[str, Any]) -> Optional[str]:
+    """Where the packages of the runtime lie that the request names; None for none."""
+    if not request.get("runtime"):
+        return None
+    return runtimes.site(Layout(request.get("service") or "sglang.service"), request["runtime"])
 
 
 def working_directory(show: Dict[str, str]) -> str:

@@ -5,7 +5,21 @@ import threading
 import time
 from typing import Any, Dict, Optional
 
-from . import capacity, drain, drift, gate, guard, hold, install, observe_env, room, service, status, store
+from . import (
+    capacity,
+    drain,
+    drift,
+    gate,
+    guard,
+    hold,
+    install,
+    observe_env,
+    room,
+    runtimes,
+    service,
+    status,
+    store,
+)
 from .core.txn import FORWARD, is_open
 from .decided import (
     confirmed,
@@ -384,6 +398,18 @@ def _prove_origin(layout: Layout, manifest: Dict[str, Any]) -> None:
             "the running server does not import the release's package",
             evidence=f"PYTHONPATH of the process begins with {others[0]}, not {overlay}",
         )
+    if not manifest.get("runtime"):
+        return
+    site = runtimes.site(layout, manifest["runtime"])
+    before = {overlay} if manifest["overlay"] else set()
+    for path in service.search_paths(layout.service):
+        first = next((entry for entry in path if entry not in before), None)
+        if first != site:
+            raise AgentError(
+                "rolled-back",
+                "the running server does not import the packages of the release's runtime first",
+                evidence=f"PYTHONPATH of the process has {first or 'nothing'} where {site} belongs",
+            )
 
 
 def _await_confirm(txn: Txn, intent: Dict[str, Any], watching: Watching) -> Optional[Failure]:

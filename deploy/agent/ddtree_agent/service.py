@@ -55,16 +55,21 @@ def server_pids(unit: str) -> List[int]:
 
 
 def imports_from(unit: str) -> List[str]:
-    """First PYTHONPATH entry of each server process: where a running server takes its package from.
+    """First PYTHONPATH entry of each server process: where a running server takes its package from."""
+    return sorted({path[0] for path in search_paths(unit)})
+
+
+def search_paths(unit: str) -> List[List[str]]:
+    """PYTHONPATH of each server process, in its order.
 
     Only processes that have not renamed themselves: setproctitle(3) writes over what /proc shows of the environment.
     """
-    found = set()
+    found = []
     for pid in server_pids(unit):
         for pair in _environ(pid):
             if pair.startswith(b"PYTHONPATH="):
-                found.add(pair.split(b"=", 1)[1].decode("utf-8", "replace").split(":")[0])
-    return sorted(found)
+                found.append(pair.split(b"=", 1)[1].decode("utf-8", "replace").split(":"))
+    return found
 
 
 def headers(unit: str) -> Dict[str, str]:

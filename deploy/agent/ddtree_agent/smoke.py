@@ -7,7 +7,7 @@ import re
 import time
 from typing import Any, Dict, List, Optional, Tuple
 
-from . import evidence, probe, probe_unit, sandbox, smoke_inner, systemd, unitenv
+from . import evidence, probe, probe_unit, runtimes, sandbox, smoke_inner, systemd, unitenv
 from .layout import PLACEHOLDER, Layout
 from .wire import AgentError
 
@@ -23,7 +23,7 @@ def smoke(request: Dict[str, Any]) -> Dict[str, Any]:
     """Prove origin, imports and arguments of a release without touching the service.
 
     request: {service, release: digest, argv: the server's whole argv, modules?: names that the release patches,
-    environment?: {NAME: value} of the release's drop-in, interpreter?, limit_s?}.
+    environment?: {NAME: value} of the release's drop-in, runtime?: digest, interpreter?, limit_s?}.
     Returns {ok, stage, first_fatal, note, seconds, origin: {main, child}, tail: [line]}; stage says where it ended:
     "systemd-run", "main|child origin", "main|child import", "arguments", "timeout" or "died". Raises AgentError(usage)
     for a request without a Python server in argv.
@@ -83,8 +83,24 @@ def command(launch: unitenv.Launch) -> List[str]:
 def stdin(request: Dict[str, Any], launch: unitenv.Launch, overlay: str) -> bytes:
     """One line of JSON, then the program."""
     modules = list(MODULES) + [m for m in request.get("modules") or [] if m not in MODULES]
-    job = {"overlay": overlay, "modules": modules, "argv": launch.args, "path0": launch.path0}
+    job = {
+        "overlay": overlay,
+        "modules": modules,
+        "argv": launch.args,
+        "path0": launch.path0,
+        "runtime": _runtime(request),
+    }
     return (json.dumps(job) + "\n" + inspect.getsource(smoke_inner)).encode()
+
+
+def _runtime(request: Dict[str, Any]) -> Optional[Dict[str, Any]]:
+    """{site, modules} of the runtime that the release names: where these top-level names must come from."""
+    if not request.get("runtime"):
+        return None
+    layout = Layout(request["service"])
+    manifest = runtimes.manifest_of(layout, request["runtime"])
+    site = os.path.realpath(runtimes.site(layout, request["runtime"]))
+    return {"site": site, "modules": manifest["modules"]}
 
 
 def environment(release: Dict[str, str], show: Dict[str, str], overlay: str) -> Dict[str, str]:
@@ -93,6 +109,9 @@ def environment(release: Dict[str, str], show: Dict[str, str], overlay: str) -> 
     rest = unitenv.without_ours(env.get("PYTHONPATH", ""))
     env["PYTHONPATH"] = overlay + (os.pathsep + rest if rest else "")
     env.update(release)
+    # A mode that patches nothing has no overlay on its path; what is proved here are the bytes of the release.
+    if env["PYTHONPATH"].split(os.pathsep)[0] != overlay:
+        env["PYTHONPATH"] = overlay + os.pathsep + env["PYTHONPATH"]
     # The tree is sealed and this may run as root: write no bytecode beside the sources.
     env["PYTHONDONTWRITEBYTECODE"] = "1"
     return env

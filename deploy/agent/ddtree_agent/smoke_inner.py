@@ -71,8 +71,19 @@ def _why(found: Optional[str]) -> str:
         return "the interpreter runs with -E or -I, which ignores PYTHONPATH"
     here = os.getcwd()
     if found and os.path.dirname(os.path.dirname(os.path.abspath(found))) == here:
-        return f"the working directory {here} holds a sglang/ folder, which comes first under -m"
+        name = os.path.basename(os.path.dirname(found))
+        return f"the working directory {here} holds a {name}/ folder, which comes first under -m"
     return f"PYTHONPATH is {os.environ.get('PYTHONPATH', 'not set')}"
+
+
+def shadowed(runtime: Optional[Dict[str, Any]]) -> None:
+    """Raise ImportError naming a package of the release's runtime that would come from elsewhere."""
+    for name in runtime["modules"] if runtime else []:
+        spec = importlib.util.find_spec(name)
+        places = list(spec.submodule_search_locations or []) if spec else []
+        found = (spec.origin or (places[0] if places else None)) if spec else None
+        if runtime and not (found and os.path.realpath(found).startswith(runtime["site"] + os.sep)):
+            raise ImportError(f"{name} is {found}, not the runtime's {runtime['site']}/{name}: {_why(found)}")
 
 
 def foreign(overlay: str) -> List[str]:
@@ -92,6 +103,7 @@ def check(request: Dict[str, Any], who: str) -> Dict[str, Any]:
     report: Dict[str, Any] = {"ok": False, "stage": who + " " + stage, "first_fatal": None, "origin": None}
     try:
         report["origin"] = origin(request["overlay"])["file"]
+        shadowed(request.get("runtime"))
         stage = "import"
         for name in ["sglang", *request["modules"]]:
             say(step=f"{who}: import {name}")

@@ -8,12 +8,12 @@ import tarfile
 from typing import Any, Dict
 
 from .store import walk
-from .wire import AgentError, emit, result
+from .wire import AgentError, result, send
 
 _CHUNK = 1 << 18
 
 
-class _Framed(io.RawIOBase):
+class Framed(io.RawIOBase):
     """A file whose writes become frames."""
 
     def __init__(self) -> None:
@@ -26,7 +26,7 @@ class _Framed(io.RawIOBase):
     def write(self, data: Any) -> int:
         raw = bytes(data)
         self.bytes += len(raw)
-        emit({"ev": "chunk", "data": base64.b64encode(raw).decode()})
+        send({"ev": "chunk", "data": base64.b64encode(raw).decode()})
         return len(raw)
 
 
@@ -35,7 +35,7 @@ def snapshot(request: Dict[str, Any]) -> None:
     package = request["package"]
     if not os.path.isdir(package):
         raise AgentError("precondition", f"there is no package {package} on this host")
-    sink = _Framed()
+    sink = Framed()
     buffered = io.BufferedWriter(sink, _CHUNK)
     # Level 3: on a LAN the host's CPU is the slow part, not the line.
     with (

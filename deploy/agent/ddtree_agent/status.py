@@ -3,12 +3,13 @@
 import os
 from typing import Any, Dict, List, Optional, Tuple
 
-from . import evidence, hold, service, store
+from . import evidence, hold, runtimes, service, store
 from .decided import confirmed
 from .drift import drift, files, overlay, unknown
 from .journal import open_txn
 from .layout import BASELINE, Layout, holder, read_history
 from .systemd import run, show
+from .wire import AgentError
 
 
 def status(layout: Layout) -> Dict[str, Any]:
@@ -20,7 +21,7 @@ def status(layout: Layout) -> Dict[str, Any]:
     txn = open_txn(layout)
     damaged = overlay(layout, record["release"])
     releases = [
-        {"release": name, "mode": manifest.get("mode"), "source_digest": manifest.get("source_digest")}
+        {"release": name, **{key: manifest.get(key) for key in ("mode", "source_digest", "runtime")}}
         for name, manifest in store.releases(layout)
     ]
     return {
@@ -34,6 +35,7 @@ def status(layout: Layout) -> Dict[str, Any]:
         "mode": now["mode"],
         "unit": {"dropins": unit.get("DropInPaths", "").split(), "files": files(layout)},
         "overlay": _overlay(record["release"], damaged),
+        "runtime": runtime_of(layout, now["release"]),
         "trial": os.path.exists(layout.trial),
         "transaction": {"txn": txn.id, "state": txn.state} if txn else None,
         "held_by": holder(layout),
@@ -51,6 +53,17 @@ def running(layout: Layout) -> Dict[str, Any]:
         plain = BASELINE if service.main_pid(layout.service) else None
         return {"release": plain, "mode": plain}
     return {"release": release, "mode": store.find(layout, release).get("mode")}
+
+
+def runtime_of(layout: Layout, release: Optional[str]) -> Optional[Dict[str, Any]]:
+    """{runtime, dists: ["name version"]} that a release runs on; None for the host's own packages alone."""
+    digest = store.find(layout, release).get("runtime") if release and release != BASELINE else None
+    if digest is None:
+        return None
+    try:
+        return {"runtime": digest, "dists": runtimes.label(runtimes.manifest_of(layout, digest))}
+    except AgentError:
+        return {"runtime": digest, "dists": []}
 
 
 def _overlay(release: str, damaged: List[str]) -> Optional[Dict[str, Any]]:

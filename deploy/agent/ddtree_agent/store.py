@@ -89,7 +89,8 @@ def sweep(layout: Layout) -> None:
             os.unlink(path)
     if os.path.isdir(layout.staging):
         for name in os.listdir(layout.staging):
-            if name.partition(".")[2] != layout.service:
+            # a runtime that is half here is gigabytes: env sync goes on with it, or gc removes it
+            if name.partition(".")[2] != layout.service or name.startswith("runtime-"):
                 continue
             remove_tree(os.path.join(layout.staging, name), layout.staging)
 
@@ -115,7 +116,10 @@ def find(layout: Layout, digest: str) -> Dict[str, Any]:
 
 
 def verify(layout: Layout, digest: str) -> None:
-    """Hash a sealed release against its manifest. Raises AgentError naming the first file that differs."""
+    """Hash a sealed release against its manifest, and look at the runtime that it names.
+
+    Raises AgentError naming the first file that differs.
+    """
     manifest = manifest_of(layout, digest)
     if not _is_sealed(layout.release(digest)):
         raise _damaged(digest, "manifest.json")
@@ -142,6 +146,10 @@ def verify(layout: Layout, digest: str) -> None:
     with open(os.path.join(layout.release(digest), "dropin.conf"), encoding="utf-8") as file:
         if file.read() != dropin_text(manifest):
             raise _damaged(digest, "dropin.conf")
+    if manifest.get("runtime"):
+        from . import runtimes
+
+        runtimes.verify(layout, manifest["runtime"], quick=True)
 
 
 def _is_sealed(release: str) -> bool:
@@ -281,14 +289,15 @@ def _copy_base(manifest: Dict[str, Any], overlay: str) -> None:
         if path.startswith(links):
             found = file_digest(os.path.join(package, path))
         else:
-            found = _copy(os.path.join(package, path), os.path.join(overlay, path))
+            found = copy_file(os.path.join(package, path), os.path.join(overlay, path))
         if found != want:
             raise _drifted(package, path, want, found)
     for path, want in expected.items():
         raise _drifted(package, path, want, "missing")
 
 
-def _copy(source: str, target: str) -> str:
+def copy_file(source: str, target: str) -> str:
+    """Copy a file's content, sharing blocks where the filesystem can; return the sha256 of what was written."""
     os.makedirs(os.path.dirname(target), exist_ok=True)
     with open(source, "rb") as reader, open(target, "wb") as writer:
         try:

@@ -9,7 +9,7 @@ import re
 import shlex
 from typing import Dict, List, Optional
 
-from .layout import OPT
+from .layout import OPT, RUNTIMES
 
 _PYTHON = re.compile(r"(^|/)python[0-9.]*$")
 _SHELL = re.compile(r"(^|/)(ba|da|z|k)?sh$")
@@ -114,8 +114,20 @@ def unit_environment(show: Dict[str, str]) -> Dict[str, str]:
     return env
 
 
+def with_runtime(show: Dict[str, str], runtime: Optional[str]) -> Dict[str, str]:
+    """The unit's properties with PYTHONPATH as a release on `runtime` (a site directory of ours, None for none) has it:
+    the overlays of releases, then the runtime, then the host's own."""
+    paths = shown_environment(show.get("Environment", "")).get("PYTHONPATH", "").split(os.pathsep)
+    paths = [path for path in paths if path and not path.startswith(RUNTIMES + "/")]
+    overlays = [path for path in paths if path.startswith(OPT + "/")]
+    now = [*overlays, *([runtime] if runtime else []), *(path for path in paths if path not in overlays)]
+    word = "PYTHONPATH=" + os.pathsep.join(now)
+    quoted = '"' + re.sub(r'(["\\$`])', r"\\\1", word) + '"'
+    return dict(show, Environment=(show.get("Environment", "") + " " + quoted).strip()) if now else show
+
+
 def without_ours(pythonpath: str) -> str:
-    """PYTHONPATH without the overlays of our own releases: what the base engine is found with."""
+    """PYTHONPATH without the overlays and runtimes of our own releases: what the base engine is found with."""
     return os.pathsep.join(
         p for p in pythonpath.split(os.pathsep) if p and not (p + "/").startswith(OPT + "/")
     )

@@ -74,10 +74,15 @@ def read_request(stream: BinaryIO) -> Dict[str, Any]:
 def emit(event: Dict[str, Any]) -> None:
     """Write one framed line. A reader that went away is not our failure: the work goes on without it."""
     try:
-        sys.stdout.write(PREFIX + json.dumps(event, separators=(",", ":"), sort_keys=True) + "\n")
-        sys.stdout.flush()
+        send(event)
     except (BrokenPipeError, ValueError):
         pass
+
+
+def send(event: Dict[str, Any]) -> None:
+    """Write one framed line for a reader without whom there is nothing to do. Raises BrokenPipeError."""
+    sys.stdout.write(PREFIX + json.dumps(event, separators=(",", ":"), sort_keys=True) + "\n")
+    sys.stdout.flush()
 
 
 def result(**fields: Any) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -50,9 +50,14 @@ class AgentClient:
         self.line: dict[str, Any] = {}
 
     def call(
-        self, op: str, request: dict[str, Any], payload: Iterable[bytes] = (), timeout: float | None = None
+        self,
+        op: str,
+        request: dict[str, Any],
+        payload: Iterable[bytes] = (),
+        timeout: float | None = None,
+        on_note: Callable[[str], None] | None = None,
     ) -> dict[str, Any]:
-        """Run a verb and return its result frame. `timeout`: seconds of silence allowed.
+        """Run a verb and return its result frame. `timeout`: seconds of silence allowed; `on_note`: hears its notes.
 
         Raises the OpsError that the agent names, Unreachable where the line fails, and OpsError (a bug) where the
         answer is not framed.
@@ -60,6 +65,8 @@ class AgentClient:
         last: dict[str, Any] | None = None
         for event in self.events(op, request, payload, timeout):
             last = event
+            if on_note is not None and event.get("ev") == "note":
+                on_note(str(event["text"]))
         if last is None or last.get("ev") != "result":
             raise errors.Unreachable(
                 f"the line was cut before {op} answered", host=self.host.name, next="ddtree-ops status"

@@ -93,7 +93,7 @@ def prepare(
     )
     tree = snapshot.fetch(client, host.name, engine["package"], engine["tree"])
     patched = _patched(series, mode, tree)
-    release = _release(engine, tree, patched, mode, rendered, rendered.dropin)
+    release = _release(engine, tree, patched, mode, rendered, rendered.dropin, host.runtime)
     past = client.call("history", {"limit": 50})
     proofs = read_proofs(past["proven"])
     proof = _proof(host, facts, series, mode, release, proofs)
@@ -131,15 +131,10 @@ def adopted(inventory: Inventory, host: HostConfig) -> Facts:
 def probe(
     client: AgentClient, host: HostConfig, facts: Facts | None, series: Series | None = None
 ) -> dict[str, Any]:
-    """One look at the host: the agent's probe document."""
-    request: dict[str, Any] = {
-        "interpreter": host.interpreter,
-        "files": sorted(series.base) if series else [],
-    }
+    """One look at the host: the agent's probe document, as its next release would find it."""
+    request = {**starts(host, facts), "files": sorted(series.base) if series else [], "runtime": host.runtime}
     if host.port:
         request["port"] = host.port
-    if facts is not None and facts.unit.exec is not None:
-        request |= {"argv": facts.unit.exec.argv, "interpreter": host.interpreter or facts.engine.interpreter}
     if host.model:
         request["model"] = host.model
     if host.draft:
@@ -147,6 +142,13 @@ def probe(
     found: dict[str, Any] = client.call("probe", request, timeout=_PROBE_SILENCE_S)["facts"]
     found["transport"] = client.line
     return found
+
+
+def starts(host: HostConfig, facts: Facts | None) -> dict[str, Any]:
+    """How the host's server is started, for the agent's requests: {interpreter, argv?}."""
+    if facts is not None and facts.unit.exec is not None:
+        return {"argv": facts.unit.exec.argv, "interpreter": host.interpreter or facts.engine.interpreter}
+    return {"interpreter": host.interpreter}
 
 
 def modules(patched: Patched) -> list[str]:
@@ -236,7 +238,13 @@ def _patched(series: Series, mode: str, tree: Path) -> Patched:
 
 
 def _release(
-    engine: dict[str, Any], tree: Path, patched: Patched, mode: str, rendered: Rendered, dropin: str
+    engine: dict[str, Any],
+    tree: Path,
+    patched: Patched,
+    mode: str,
+    rendered: Rendered,
+    dropin: str,
+    runtime: str | None,
 ) -> Release:
     return make_release(
         engine={key: engine[key] for key in ("name", "version", "package", "interpreter")},
@@ -249,6 +257,7 @@ def _release(
         argv=list(rendered.argv),
         exec_argv=list(rendered.exec_argv),
         dropin=dropin,
+        runtime=runtime,
     )
 
 
@@ -268,6 +277,13 @@ def _proof(
     except OpsError:
         now = None  # it ran with what cannot be rendered any more; its sources are the same all the same
     return describe(proof, now)
+
+
+def _runs_on(host: HostConfig, seen: dict[str, Any]) -> list[str]:
+    if host.runtime is None:
+        return []
+    dists = ", ".join(seen.get("runtime", {}).get("dists", []))
+    return [f"runs on runtime {host.runtime}, before the host's own packages: {dists}"]
 
 
 def _plan(
@@ -324,6 +340,7 @@ def _plan(
         loses=rendered.loses,
         notes=[
             *proof,
+            *_runs_on(host, seen),
             *rendered.notes,
             *([f"{refused}: a deploy is refused"] if refused else warnings(downtime, host.max_downtime)),
         ],

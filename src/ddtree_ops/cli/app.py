@@ -39,6 +39,7 @@ class Verbs(LazyGroup):
         "history": _verb("history", "What ran, who changed it, and why it failed."),
         "diagnose": _verb("diagnose", "What a pasted log means, with no host."),
         "gc": _verb("gc", "Free what no service of a host needs any more."),
+        "env": ("ddtree_ops.cli.env", "app", "Compare two hosts' packages; carry a set over."),
         "schema": _verb("schema", "The JSON Schema of hosts.yaml."),
         "patch": ("ddtree_ops.cli.patch", "app", "Patch series and the state of a source tree."),
         "lab": ("ddtree_ops.cli.lab", "app", "Throwaway hosts to rehearse on."),

@@ -47,6 +47,8 @@ def describe(name: str, found: dict[str, Any]) -> str:
         for one in found["removed"]
     ]
     lines += [
-        f"  kept: release {one['name']}: {one['why']}" for one in found["kept"] if one["kind"] == "release"
+        f"  kept: {one['kind']} {one['name']}: {one['why']}"
+        for one in found["kept"]
+        if one["kind"] in ("release", "runtime")
     ]
     return "\n".join([f"{name}: {found['freed']} bytes {freed}", *lines])

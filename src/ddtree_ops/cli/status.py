@@ -61,6 +61,8 @@ def describe(name: str, seen: dict[str, Any]) -> str:
         )
         + _before(record, modes)
     ]
+    if seen.get("runtime"):
+        lines.append(f"  on runtime {seen['runtime']['runtime']}: {', '.join(seen['runtime']['dists'])}")
     if seen["transaction"]:
         lines.append(f"  open: {seen['transaction']['txn']} is {seen['transaction']['state']}")
     if seen["held_by"]:

@@ -167,6 +167,10 @@ class HostKeys(_Strict):
     series: Text = Field(
         default="sglang-0.5.11", description="patch series: shipped with ddtree-ops, or a directory's path"
     )
+    runtime: Annotated[str, Field(pattern=r"^[0-9a-f]{16}$")] | None = Field(
+        default=None,
+        description="packages that a release imports before the host's own, as `env sync` carried them over: a digest",
+    )
     budget: int = Field(default=16, ge=1, le=1024, description="nodes of the draft tree")
     topk: int = Field(default=4, ge=1, le=64, description="children looked at per node")
     shadow_every: int = Field(

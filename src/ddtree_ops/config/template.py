@@ -16,6 +16,7 @@ defaults:                       # any key of a host
   topk: 4                       # children looked at per node, 1..64
   # port: 30000                 # default: what the adopted unit says
   # interpreter: /root/ml-env/bin/python3   # default: what the adopted unit says
+  # runtime: "0123456789abcdef"  # what `ddtree-ops env sync` carried over: imported before the host's own packages
   # requires: [grammar, logprobs]           # what clients rely on: a mode that loses one is refused
   # host_key: strict            # or accept-new, or a fingerprint SHA256:...
   # timeouts:                   # seconds; the phases of a start are stall limits

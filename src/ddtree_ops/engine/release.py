@@ -58,16 +58,20 @@ def make_release(
     argv: list[str],
     exec_argv: list[str],
     dropin: str,
+    runtime: str | None = None,
 ) -> Release:
     """Compute a release. `base`: sha256 of every base file; `files`: the overlay; `argv`: the server's;
-    `exec_argv`: ExecStart= as `systemctl show` must read it back; `dropin`: text with @RELEASE@ in it."""
+    `exec_argv`: ExecStart= as `systemctl show` must read it back; `dropin`: text with @RELEASE@ in it; `runtime`:
+    digest of the packages that it imports before the host's own."""
     overlay = {
         path: {"sha256": sha256(data), "size": len(data), "pre": pre.get(path)}
         for path, data in files.items()
     }
     tree = tree_digest(base)
+    # Only a release that has a runtime says so: the others keep the digest under which hosts have them.
+    carried = {} if runtime is None else {"runtime": runtime}
     source = canonical(
-        {"overlay": {p: e["sha256"] for p, e in overlay.items()}, "base": tree, "patches": patches}
+        {"overlay": {p: e["sha256"] for p, e in overlay.items()}, "base": tree, "patches": patches, **carried}
     )[:SHORT]
     release = canonical({"source": source, "mode": mode, "argv": argv, "dropin": dropin})[:SHORT]
     links = [name for name in LINKED if _whole(name, base, files)]
@@ -84,6 +88,7 @@ def make_release(
         "argv": argv,
         "exec_argv": [word.replace("@RELEASE@", release) for word in exec_argv],
         "dropin": dropin,
+        **carried,
     }
     return Release(manifest, files)
 

@@ -1,7 +1,8 @@
-"""Adds a host to hosts.yaml and leaves everything else in it as it was, byte for byte."""
+"""Adds a host or sets a key of one in hosts.yaml, and leaves everything else in it as it was, byte for byte."""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from ruamel.yaml import YAML
@@ -36,4 +37,36 @@ def add_host(path: Path, name: str) -> None:
     if not lines[end - 1].endswith("\n"):
         lines[end - 1] += "\n"
     lines.insert(end, f"{' ' * column}{name}: {{}}\n")
+    path.write_text("".join(lines), encoding="utf-8")
+
+
+def set_key(path: Path, host: str, key: str, value: str) -> None:
+    """Write `key: "value"` under a host of a hosts.yaml that loads, in place of the value that it has there.
+
+    Raises UsageProblem where the host is not written one key a line.
+    """
+    text = path.read_text(encoding="utf-8")
+    hosts = YAML().load(text)["hosts"]
+    lines = text.splitlines(keepends=True)
+    entry = hosts[host]
+    row, column = hosts.lc.key(host)
+    said = f'{key}: "{value}"'
+    if hosts.fa.flow_style() or (entry and entry.fa.flow_style()):
+        raise UsageProblem(
+            f"{path}: {host} is written on one line", next=f"write `{said}` under {host} yourself"
+        )
+    if not entry:
+        # `ct129: {}` becomes `ct129:`, whatever comment follows it
+        lines[row] = re.sub(r":([ \t]*)\{[ \t]*\}", ":", lines[row], count=1)
+        if not lines[row].endswith("\n"):
+            lines[row] += "\n"
+        lines.insert(row + 1, f"{' ' * (column + 2)}{said}\n")
+    elif key in entry:
+        at, begin = entry.lc.key(key)
+        # the value up to its end or its comment
+        value = r"[^:]*:[ \t]*(\"[^\"]*\"|'[^']*'|[^\s#]+)"
+        lines[at] = lines[at][:begin] + re.sub("^" + value, said, lines[at][begin:])
+    else:
+        at, begin = entry.lc.key(next(iter(entry)))
+        lines.insert(at, f"{' ' * begin}{said}\n")
     path.write_text("".join(lines), encoding="utf-8")

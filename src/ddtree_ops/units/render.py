@@ -21,6 +21,7 @@ from ddtree_ops.units.unit import merge
 
 RELEASE = "@RELEASE@"
 OVERLAY = f"/opt/ddtree/releases/{RELEASE}/overlay"
+RUNTIMES = "/opt/ddtree/runtimes"
 SECRETS_FILE = "/etc/ddtree/secrets-@RELEASE@.env"
 
 
@@ -64,11 +65,12 @@ def render(host: HostConfig, facts: Facts, mode: str, modes: Modes) -> Rendered:
         _agree(host, fact.argv)
     change = _change(host, facts, fact.argv, mode, modes)
     patched = modes.patched(mode)
+    first = path_first(host, mode, patched)
     if mode != BASELINE and adopted:
-        check_patched(host.name, facts.unit, fact, patched)
+        check_patched(host.name, facts.unit, fact, first is not None)
     secrets = sorted({n for n, s in fact.secrets.items() if s == "captured"} | set(_secret_names(host)))
-    ours = _environment(host, facts, patched) if mode != BASELINE or not adopted else {}
-    command = exec_value(fact, change.argv, ours, OVERLAY if patched else None, host.name)
+    ours = _environment(host, facts, first) if mode != BASELINE or not adopted else {}
+    command = exec_value(fact, change.argv, ours, first, host.name)
     if mode == BASELINE and adopted:
         secrets = []
     shared: dict[str, Any] = {
@@ -86,6 +88,13 @@ def render(host: HostConfig, facts: Facts, mode: str, modes: Modes) -> Rendered:
         _read_back(whole, facts), patched, change.dropped,
         change.set, change.added, change.replaced, change.loses, change.state, list(facts.unit.notes), secrets,
     )  # fmt: skip
+
+
+def path_first(host: HostConfig, mode: str, patched: bool) -> str | None:
+    """What a release puts first on PYTHONPATH: its overlay where the mode patches, then its runtime."""
+    runtime = None if mode == BASELINE else host.runtime
+    ours = [OVERLAY] if patched else []
+    return ":".join([*ours, *([f"{RUNTIMES}/{runtime}/site"] if runtime else [])]) or None
 
 
 def _read_back(text: str, facts: Facts) -> list[str]:
@@ -156,12 +165,12 @@ def _secret_names(host: HostConfig) -> list[str]:
     return [name for name, value in host.environment.items() if isinstance(value, SecretRef)]
 
 
-def _environment(host: HostConfig, facts: Facts, patched: bool) -> dict[str, str]:
-    """Return the variables that the drop-in sets: the operator's of hosts.yaml, then ours."""
+def _environment(host: HostConfig, facts: Facts, first: str | None) -> dict[str, str]:
+    """Return the variables that the drop-in sets: the operator's of hosts.yaml, then ours; `first`: as path_first."""
     out = {n: v for n, v in host.environment.items() if isinstance(v, str)}
     held = out.pop("PYTHONPATH", None) or facts.unit.environment.get("PYTHONPATH")
-    if patched:
-        out["PYTHONPATH"] = f"{OVERLAY}:{held}" if held else OVERLAY
+    if first:
+        out["PYTHONPATH"] = f"{first}:{held}" if held else first
     elif "PYTHONPATH" in host.environment:
         out["PYTHONPATH"] = str(held)
     out["DDTREE_RELEASE"] = RELEASE
