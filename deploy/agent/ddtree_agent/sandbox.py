@@ -17,8 +17,9 @@ from . import caps, systemd, unitenv
 #: Properties that decide whether an import works; the others (restart, limits of time, sockets) are not the smoke's.
 COPIED = """
 User Group SupplementaryGroups UMask NoNewPrivileges PrivateTmp PrivateDevices ProtectSystem ProtectHome
-ReadWritePaths ReadOnlyPaths InaccessiblePaths DevicePolicy RootDirectory LimitNOFILE LimitMEMLOCK LimitNPROC LimitAS
-MemoryMax DynamicUser AmbientCapabilities MemoryDenyWriteExecute RestrictAddressFamilies
+ReadWritePaths ReadOnlyPaths InaccessiblePaths DevicePolicy DeviceAllow RootDirectory LimitNOFILE
+LimitMEMLOCK LimitNPROC LimitAS MemoryMax DynamicUser AmbientCapabilities MemoryDenyWriteExecute
+RestrictAddressFamilies
 """
 _LOADER = re.compile(r"LD_|PATH$")
 
@@ -70,8 +71,8 @@ def unit_argv(unit: str, show: Dict[str, str], env: Dict[str, str], limit: float
             value = f"{show.get(name + 'Soft') or value}:{value}"
         elif value in ("[not set]", "infinity", "~"):
             continue
-        if value:
-            argv.append(f"--property={name}={value}")
+        # DeviceAllow= is shown as a line for each device
+        argv += [f"--property={name}={line}" for line in value.splitlines()]
     directory = show.get("WorkingDirectory", "")
     if directory:
         argv.append("--property=WorkingDirectory=" + re.sub(r"^!", "-", directory))
