@@ -311,6 +311,12 @@ def test_the_tightest_limit_on_the_way_up_counts(tmp_path: Path) -> None:
     assert (facts.total, facts.available, facts.swap_total) == (8192, 4096, None)
 
 
+def test_a_stopped_service_has_the_limit_of_its_setting() -> None:
+    facts = limits.read(probe_limits.collect(context({"ControlGroup": "", "MemoryMax": "4096"})))
+    assert facts.memory_max is not None and facts.memory_max.value == 4096
+    assert limits.read(probe_limits.collect(context({"MemoryMax": "infinity"}))).total
+
+
 def test_cgroup_v1_says_no_limit_by_a_large_number(tmp_path: Path) -> None:
     root = tree(tmp_path, {
         "memory/memory.limit_in_bytes": "9223372036854771712\n",

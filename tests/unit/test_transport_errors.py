@@ -37,6 +37,17 @@ OPS = HostConfig(name="ct129", user="ops")
             "visudo",
         ),
         ("sh: 1: sudo: not found", "the host has no sudo", "user: root"),
+        (
+            "sudo: effective uid is not 0, is /usr/bin/sudo on a file system with the 'nosuid' option set",
+            "cannot become root",
+            "findmnt",
+        ),
+        (
+            'sudo: The "no new privileges" flag is set, which prevents sudo from running as root.',
+            "cannot become root",
+            "hosts.yaml",
+        ),
+        ("sudo: /etc/sudoers.d/x: syntax error near line 3", "refuses to work", "visudo -c"),
         ("This account is currently not available.", "may not run commands", "getent passwd ops"),
     ],
 )
@@ -52,12 +63,39 @@ def test_a_refused_sudo_says_which_rule_helps(text: str, what: str, step: str) -
 
 
 @pytest.mark.parametrize(
+    ("text", "id"),
+    [
+        ("ssh_exchange_identification: Connection closed by remote host", "ssh-banner"),
+        ("kex_exchange_identification: read: Connection reset by peer", "ssh-banner"),
+        ("Connection timed out during banner exchange", "ssh-banner"),
+        ("paramiko.ssh_exception.SSHException: Error reading SSH protocol banner", "ssh-banner"),
+        ("error: no more sessions", "ssh-sessions"),
+        ("channel 10: open failed: administratively prohibited: open failed", "ssh-sessions"),
+        ("Received message too long 458961715", "ssh-noise"),
+        ("@    WARNING: REMOTE HOST IDENTIFICATION HAS CHANGED!     @", "ssh-host-key"),
+        ("BadHostKeyException: Host key for server 'x' does not match: got 'A', expected 'B'", "ssh-host-key"),
+        ("Host key verification failed.", "ssh-host-key"),
+        ("ops@ct129: Permission denied (publickey).", "ssh-login"),
+        ("Received disconnect from 10.0.0.9 port 22:2: Too many authentication failures", "ssh-login"),
+        ("Unable to negotiate with 10.0.0.9 port 22: no matching host key type found.", "ssh-algorithms"),
+        ("SSLError: certificate is not yet valid", "clock"),
+    ],
+)  # fmt: skip
+def test_each_kind_of_refusal_is_known_by_its_words(text: str, id: str) -> None:
+    found = explain(text)
+    assert found is not None and found.id == id
+    assert "{" not in found.then("ct129", "ops").replace("{connect: 60}", "")
+
+
+@pytest.mark.parametrize(
     "text",
     [
         "Traceback (most recent call last): MemoryError",
         "bash: python3: command not found",
         "sudo: unable to resolve host ct129: Name or service not known",
         "PAM session opened for user ops",
+        "Last login: Mon Nov 30 from 10.0.0.9",
+        "cannot open shared object file: Permission denied",
     ],
 )
 def test_other_texts_are_not_taken_for_a_refusal(text: str) -> None:
@@ -124,7 +162,7 @@ def crowded(port: int, drops: int) -> Iterator[tuple[int, list[int]]]:
 def test_an_sshd_with_too_many_callers_is_asked_again(site: Site) -> None:
     with crowded(site.sshd.port, 2) as (port, callers):
         site.known_hosts.write_text(site.known_hosts.read_text().replace(str(site.sshd.port), str(port)))
-        with closing(site.transport(f"ssh_port: {port}")) as transport:
+        with closing(site.transport(f"ssh_port: {port}, timeouts: {{connect: 30}}")) as transport:
             assert transport.run(["echo", "here"]).out == b"here\n"
     assert callers == [3]
 
@@ -133,7 +171,7 @@ def test_an_sshd_with_too_many_callers_is_asked_again(site: Site) -> None:
 def test_an_sshd_that_always_hangs_up_is_left_after_three_times(site: Site) -> None:
     with (
         crowded(site.sshd.port, 99) as (port, callers),
-        closing(site.transport(f"ssh_port: {port}")) as transport,
+        closing(site.transport(f"ssh_port: {port}, timeouts: {{connect: 30}}")) as transport,
         pytest.raises(Unreachable) as caught,
     ):
         transport.run(["true"])
@@ -144,7 +182,7 @@ def test_an_sshd_that_always_hangs_up_is_left_after_three_times(site: Site) -> N
 
 @needs_sshd
 def test_no_session_left_on_the_connection_is_named(site: Site) -> None:
-    with closing(site.transport()) as transport:
+    with closing(site.transport("timeouts: {connect: 30}")) as transport:
         held = transport.stream(["sleep", "30"])
         with pytest.raises(Unreachable, match="opens no more sessions") as caught:
             transport.run(["true"])

@@ -13,7 +13,12 @@ _NONE_V1 = 1 << 60
 
 def collect(context: "Context") -> Dict[str, Any]:
     """{memory: bytes of /proc/meminfo, cgroup}."""
-    return {"memory": meminfo(_text("/proc/meminfo")), "cgroup": cgroup(context.show.get("ControlGroup", ""))}
+    found = cgroup(context.show.get("ControlGroup", ""))
+    own = _number(context.show.get("MemoryMax", ""))
+    # A service that does not run has no cgroup yet: its own limit is only a setting.
+    if own is not None and (found["memory_max"] is None or own < found["memory_max"]["value"]):
+        found["memory_max"] = {"value": own, "at": "MemoryMax= of the unit"}
+    return {"memory": meminfo(_text("/proc/meminfo")), "cgroup": found}
 
 
 def inside(context: "Context") -> Dict[str, Any]:

@@ -23,13 +23,23 @@ class Refusal:
 
 _TABLE: tuple[tuple[str, Refusal], ...] = (
     (
-        r"BadHostKey|HOST IDENTIFICATION HAS CHANGED|Host key for server .* does not match|host key changed",
+        r"BadHostKey|HOST IDENTIFICATION HAS CHANGED|Host key for server .* does not match|host key changed"
+        r"|Offending \w+ key in",
         Refusal(
             "ssh-host-key",
             "the host key changed",
             "the host was reinstalled, its address has another owner now, or somebody answers in its place; a changed"
             " key is never accepted by itself",
             "compare the fingerprints on the host's console, then: ssh-keygen -R {host}",
+        ),
+    ),
+    (
+        r"Host key verification failed|No \w+ host key is known",
+        Refusal(
+            "ssh-host-key",
+            "the host key is not known, or not the known one",
+            "a first contact, or another machine answers",
+            "compare ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub on its console, then: ssh {user}@{host} true",
         ),
     ),
     (
@@ -60,6 +70,24 @@ _TABLE: tuple[tuple[str, Refusal], ...] = (
         ),
     ),
     (
+        r"sudo: .*(effective uid is not 0|no new privileges|nosuid)",
+        Refusal(
+            "sudo",
+            "sudo cannot become root there",
+            "its file system is mounted nosuid, or the container forbids new privileges",
+            "findmnt -T /usr/bin/sudo, on the host; or user: root in hosts.yaml",
+        ),
+    ),
+    (
+        r"sudo: .*(account validation failure|parse error|syntax error|unable to (stat|open) /etc/sudoers|owned by)",
+        Refusal(
+            "sudo",
+            "sudo refuses to work there",
+            "its own configuration, or the account of {user}, is broken",
+            "visudo -c; chage -l {user}, on the host as root",
+        ),
+    ),
+    (
         r"sudo: (command )?not found",
         Refusal(
             "sudo",
@@ -69,7 +97,8 @@ _TABLE: tuple[tuple[str, Refusal], ...] = (
         ),
     ),
     (
-        r"Permission denied \(|did not accept any key|Authentication failed|Too many authentication failures",
+        r"Permission denied \(|did not accept any key|Authentication failed|Too many authentication failures"
+        r"|No supported authentication methods",
         Refusal(
             "ssh-login",
             "sshd accepts none of our keys",
@@ -96,12 +125,21 @@ _TABLE: tuple[tuple[str, Refusal], ...] = (
         ),
     ),
     (
-        r"banner|kex_exchange_identification|MaxStartups|Connection (closed|reset) by remote host",
+        r"banner|(?:kex|ssh)_exchange_identification|MaxStartups|Connection (closed|reset) by remote host",
         Refusal(
             "ssh-banner",
             "sshd hung up, or was silent, before it said who it is",
             "too many connections at once (MaxStartups), a loaded host, or slow reverse DNS (UseDNS)",
             "type it again; timeouts: {connect: 60} in hosts.yaml; on the host: sshd -T | grep -iE 'maxstart|usedns'",
+        ),
+    ),
+    (
+        r"Unable to negotiate|no matching (host key type|key exchange|cipher|mac)|no acceptable",
+        Refusal(
+            "ssh-algorithms",
+            "the two sides share no algorithm",
+            "one of them is much older than the other",
+            "ssh -vv {user}@{host} true; update the older side's OpenSSH",
         ),
     ),
     (
