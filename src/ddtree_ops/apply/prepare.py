@@ -145,6 +145,7 @@ def probe(
     if host.draft:
         request["draft"] = host.draft
     found: dict[str, Any] = client.call("probe", request, timeout=_PROBE_SILENCE_S)["facts"]
+    found["transport"] = client.line
     return found
 
 
