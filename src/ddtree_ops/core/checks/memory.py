@@ -259,6 +259,10 @@ def host(found: HostMemory, live: Live, wanted: Wanted) -> Sequence[Finding]:
         ("the host has", found.total),
         ("available are", found.available),
     ]
+    active = isinstance(live.service, Service) and live.service.active_state == "active"
+    firm = [
+        room for room in (found.limit, found.total, None if active else found.available) if room is not None
+    ]
     name, room = min(((name, room) for name, room in rooms if room is not None), key=lambda one: one[1])
     if room >= need:
         return [ok("load-memory", f"{text}, {name} {room / GB:.1f} GB")]
@@ -267,13 +271,8 @@ def host(found: HostMemory, live: Live, wanted: Wanted) -> Sequence[Finding]:
         remedy = (
             f"MemoryMax={need // GB + 4}G or more in a drop-in of {wanted.service}, then ddtree-ops adopt"
         )
-    back = (
-        room == found.available
-        and isinstance(live.service, Service)
-        and live.service.active_state == "active"
-    )
     said = f"{text}, {name} {room / GB:.1f} GB: the OOM killer would end it, exit -9"
-    return [(warn if room >= least or back else block)("load-memory", said, remedy)]
+    return [(block if min(firm) < least else warn)("load-memory", said, remedy)]
 
 
 RULES: tuple[Rule[Any], ...] = (
