@@ -539,7 +539,7 @@ CASES: list[tuple[str, Facts, Level, list[str], Facts]] = [
     (
         "speculation-hybrid",
         both(target(**GDN), flags(mamba_scheduler_strategy="extra_buffer")),
-        Level.BLOCK,
+        Level.WARN,
         ["SGLANG_ENABLE_SPEC_V2"],
         both(target(**GDN), flags(disable_radix_cache=True)),
     ),

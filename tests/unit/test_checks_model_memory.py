@@ -66,7 +66,8 @@ def test_a_27b_hybrid_by_hand() -> None:
     assert judge(HYBRID)[0] is Fit.YES
     wider = dataclasses.replace(HYBRID, width=65)
     assert 54 * 10**9 + 8 * 65 * per_node > int(H200 * 0.88)
-    assert judge(wider)[0] is Fit.NO
+    assert judge(wider)[0] is Fit.EDGE  # 5 % of the checkpoint may not be loaded at all
+    assert judge(dataclasses.replace(HYBRID, width=97))[0] is Fit.NO
     many = dataclasses.replace(HYBRID, width=16, running=48, graphs=48, state_slots=48)
     assert judge(many)[0] is Fit.NO
     assert any(flag.startswith("--max-running-requests 2") for flag in remedies(many))
@@ -224,11 +225,15 @@ def test_memory_that_others_hold_while_the_service_is_stopped() -> None:
 
 
 def test_a_load_needs_the_hosts_memory() -> None:
-    """2 ranks, the largest file of 4 GB and 3 GB of process each: 14 GB."""
-    low = said("load-memory", {"memory": {"available": 10 * GIB}})
+    """2 ranks, the largest file of 4 GB and 1 to 3 GB of process each: 10 to 14 GB."""
+    low = said("load-memory", {"memory": {"available": 9 * 10**9}})
     assert low.level is Level.WARN  # the running server gives its own back
-    stopped = {"memory": {"available": 10 * GIB}, "service": {"active_state": "inactive"}}
+    stopped = {"memory": {"available": 9 * 10**9}, "service": {"active_state": "inactive"}}
     assert said("load-memory", stopped).level is Level.BLOCK
+    near = {"memory": {"available": 12 * 10**9}, "service": {"active_state": "inactive"}}
+    assert said("load-memory", near).level is Level.WARN
+    cached = flags(enable_hierarchical_cache=True, hicache_size="60")
+    assert said("load-memory", {**cached, "memory": {"limit": 100 * GIB}}).level is Level.BLOCK
     limit = said("load-memory", {"memory": {"limit": 8 * GIB}})
     assert limit.level is Level.BLOCK and "MemoryMax=" in str(limit.remedy)
     assert said("load-memory", {"memory": {"limit": 16 * GIB, "available": 15 * GIB}}).level is Level.OK

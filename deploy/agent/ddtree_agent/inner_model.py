@@ -289,6 +289,9 @@ class Library:
             return None
         if any(f'"{kind}"' in text for text in texts if text):
             return True
+        utils = os.path.join(self.engine or "", "srt", "utils", "hf_transformers")
+        if any(f'"{kind}"' in text for text in _texts(utils)):
+            return True
         own = re.compile("model_type[^=\\n]*=\\s*[\"']%s[\"']" % re.escape(kind))
         return any(own.search(text) for text in _texts(os.path.join(self.engine or "", "srt", "configs")))
 

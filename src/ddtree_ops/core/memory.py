@@ -18,6 +18,8 @@ CONTEXT = 600 * MIB
 SLACK = 0.03
 #: The share of a budget above which a start is a gamble: activations and fragmentation are not counted here.
 EDGE = 0.85
+#: The share of a checkpoint that is loaded at least: heads for further tokens (MTP) stay on the disk.
+AT_LEAST = 0.95
 BIGGEST_FRACTION = 0.95
 #: The engine's own share between recurrent states and the KV pool (--mamba-full-memory-ratio).
 STATE_RATIO = 0.9
@@ -145,7 +147,7 @@ def budget(need: Need, fraction: float | None = None, generous: bool = False) ->
     share = need.fraction if fraction is None else fraction
     usable = need.total if generous else need.total - CONTEXT
     static = int(usable * share)
-    weights = need.target // need.ranks
+    weights = int(need.target * (AT_LEAST if generous else 1)) // need.ranks
     state = need.recurrent.state(need.tp) if need.recurrent else 0
     states = state * need.running * need.width if need.width > 1 else 0
     rest = static - weights - states

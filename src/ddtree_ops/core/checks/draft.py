@@ -36,6 +36,8 @@ def draft_kind(side: Side) -> str:
         return "eagle3"
     if "eagle" in name:
         return "eagle3" if side.draft_vocab_size or side.target_hidden_size else "eagle"
+    if side.draft_vocab_size:
+        return "eagle3"
     if "nextn" in name or "mtp" in name:
         return "mtp"
     if "medusa" in name:
@@ -193,8 +195,9 @@ def layers(found: Checkpoints, live: Live, wanted: Wanted) -> Sequence[Finding]:
         return [block("draft-layers", text, remedy)]
     files = live.of(WEIGHTS)
     shape = _projection(files) if isinstance(files, Weights) else None
-    if shape and draft.hidden_size and shape[-1] != len(ids) * draft.hidden_size:
-        text = f"{draft.path}: its weights join {shape[-1] // draft.hidden_size} target layers (fc.weight {shape}), "
+    width = draft.hidden_size
+    if shape and width and shape[-1] % width == 0 and shape[-1] // width != len(ids):
+        text = f"{draft.path}: its weights join {shape[-1] // width} target layers (fc.weight {shape}), "
         return [block("draft-layers", text + f"target_layer_ids has {len(ids)}", remedy)]
     if count is None:
         return [warn("draft-layers", "the target's number of layers is unknown", remedy)]

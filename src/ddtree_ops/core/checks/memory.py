@@ -124,6 +124,8 @@ def needed(
     heads = target.num_key_value_heads or target.num_attention_heads
     if not (layers and hidden and heads and target.vocab_size):
         return "the target's shape (layers, heads, vocabulary) is"
+    if args.has("--json-model-override-args"):
+        return "the model's shape after --json-model-override-args is"
     speculative = args.algorithm is not None
     total, width = min(room.total for room in rooms), _width(args, draft)
     graphs = 0 if args.has("--disable-cuda-graph") else _graphs(args, total)
@@ -209,7 +211,8 @@ def _loaded(files: WeightFiles, side: Side, args: Arguments) -> int:
     size = files.bytes
     if args.text("--dtype") not in ("float", "float32"):
         size -= files.by_dtype.get("F32", 0) // 2
-    return size // 4 if args.text("--quantization") and not side.quantization else size
+    made = args.has("--quantization", "--torchao-config")
+    return size // 4 if made and not side.quantization else size
 
 
 def _say(need: memory.Need, plan: memory.Budget) -> str:
@@ -244,27 +247,32 @@ def host(found: HostMemory, live: Live, wanted: Wanted) -> Sequence[Finding]:
         remedy = f"ddtree-ops doctor --host {wanted.host}"
         return [warn("load-memory", "what a load needs of the host's memory is unknown", remedy)]
     ranks = args.tp * args.pp
-    need = ranks * (files.target.largest + _RANK)
+    least, need = (ranks * (files.target.largest + each) for each in (GB, _RANK))
     cache = args.number("--hicache-size") if args.has("--enable-hierarchical-cache") else 0
-    need += ranks * (cache or 0) * GB
+    least, need = least + ranks * (cache or 0) * GB, need + ranks * (cache or 0) * GB
     if live.cuda is False:
-        need = max(need, files.target.bytes + (files.draft.bytes if files.draft else 0))
+        whole = files.target.bytes + (files.draft.bytes if files.draft else 0)
+        least, need = max(least, whole), max(need, whole)
     text = f"a load takes up to {need / GB:.1f} GB of host memory ({ranks} ranks x largest file and process)"
-    if found.limit is not None and found.limit < need:
+    rooms = [
+        ("the unit's MemoryMax is", found.limit),
+        ("the host has", found.total),
+        ("available are", found.available),
+    ]
+    active = isinstance(live.service, Service) and live.service.active_state == "active"
+    firm = [
+        room for room in (found.limit, found.total, None if active else found.available) if room is not None
+    ]
+    name, room = min(((name, room) for name, room in rooms if room is not None), key=lambda one: one[1])
+    if room >= need:
+        return [ok("load-memory", f"{text}, {name} {room / GB:.1f} GB")]
+    remedy = f"ssh {wanted.host} free -g, then end what holds it, or lower --hicache-size"
+    if room == found.limit:
         remedy = (
             f"MemoryMax={need // GB + 4}G or more in a drop-in of {wanted.service}, then ddtree-ops adopt"
         )
-        said = f"{text}, the unit's MemoryMax is {found.limit / GB:.1f} GB: OOM-killed, exit -9"
-        return [block("load-memory", said, remedy)]
-    remedy = f"ssh {wanted.host} free -g, then end what holds it, or lower --hicache-size"
-    if found.total < need:
-        said = f"{text}, the host has {found.total / GB:.1f} GB: exit -9 by the OOM killer"
-        return [block("load-memory", said, remedy)]
-    if found.available < need:
-        running = isinstance(live.service, Service) and live.service.active_state == "active"
-        said = f"{text}, {found.available / GB:.1f} GB are available: exit -9 by the OOM killer"
-        return [(warn if running else block)("load-memory", said, remedy)]
-    return [ok("load-memory", f"{text}, {found.available / GB:.1f} GB are available")]
+    said = f"{text}, {name} {room / GB:.1f} GB: the OOM killer would end it, exit -9"
+    return [(block if min(firm) < least else warn)("load-memory", said, remedy)]
 
 
 RULES: tuple[Rule[Any], ...] = (

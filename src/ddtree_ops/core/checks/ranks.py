@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from ddtree_ops.core.checks.argument_facts import ARGUMENTS, Arguments, judged
+from ddtree_ops.core.checks.argument_facts import ARGUMENTS, DP, Arguments, judged
 from ddtree_ops.core.checks.checkpoint_facts import CHECKPOINTS, Checkpoints, Side
 from ddtree_ops.core.checks.rule import Rule
 from ddtree_ops.core.finding import Finding, block, ok, warn
@@ -20,7 +20,9 @@ def divides(found: Checkpoints, live: Live, wanted: Wanted) -> Sequence[Finding]
     args = live.of(ARGUMENTS)
     if not isinstance(args, Arguments):
         return []
-    tp, said = judged(args, wanted).tp, []
+    seen = judged(args, wanted)
+    data = seen.number(*DP) if seen.has("--enable-dp-attention") else 1
+    tp, said = max(1, seen.tp // (data or 1)), []
     for side in (found.target, found.draft):
         if side is None or not side.known or tp == 1:
             continue

@@ -52,7 +52,7 @@ def tree(found: Arguments, live: Live, wanted: Wanted) -> Sequence[Finding]:
         if args.text(name) not in (None, "triton"):
             text = f"{_shown(args, name)}: only the triton backend takes a tree's mask"
             said.append(block("ddtree", text, f"remove {name} from the unit"))
-    if args.text("--dtype") in ("float32", "float"):
+    if args.algorithm == "DFLASH" and args.text("--dtype") in ("float32", "float"):
         text = (
             f"--dtype {args.text('--dtype')}: a DFlash draft computes in bfloat16 and fails in the first step"
         )
@@ -107,7 +107,7 @@ def _state(args: Arguments, side: Side) -> list[Finding]:
     if radix and not args.on("SGLANG_ENABLE_SPEC_V2"):
         text = "extra_buffer with speculation needs SGLANG_ENABLE_SPEC_V2=1 in the unit's environment"
         return [
-            block("speculation-hybrid", text, "--disable-radix-cache in the unit, instead of extra_buffer")
+            warn("speculation-hybrid", text, "--disable-radix-cache in the unit, instead of extra_buffer")
         ]
     linear = ("--linear-attn-backend", "--linear-attn-decode-backend", "--linear-attn-prefill-backend")
     if args.tree and (name := next((n for n in linear if args.text(n) == "flashinfer"), None)):
