@@ -96,16 +96,16 @@ _TOUCHED = {
 }
 #: The call that hands the rollout to the host has arrived; whether it outlives its line is the host's affair.
 _BEGIN = {
-    "SIGINT": "RB 10 | OLD 3 | OLD 130 | OLD 13",
-    "SIGINT twice": "RB 130 | OLD 130",
-    "operator SIGKILL": "RB - | OLD -",
-    "SSH reset": "NEW 0 | OLD 13",
-    "cut 3 s": "NEW 0 | OLD 13",
-    "black hole": "RB 10 | RB 14 | OLD 13",
-    "agent SIGKILL": "OLD 13 | OLD 3",
-    "host crash": "RB 10 | OLD 13",
-    "reboot": "RB 10 | OLD 13 | OLD 3",
-    "2nd operator": "NEW 0",
+    "SIGINT": "RB 10 | RS 3 | RS 130 | RS 13",
+    "SIGINT twice": "RB 130 | RS 130",
+    "operator SIGKILL": "RB - | RS -",
+    "SSH reset": "NEW 0 | RS 13",
+    "cut 3 s": "NEW 0 | RS 13",
+    "black hole": "RB 10 | RB 14 | RS 13",
+    "agent SIGKILL": "RS 13 | RS 3",
+    "host crash": "RB 10 | RS 13",
+    "reboot": "RB 10 | RS 13 | RS 3",
+    "2nd operator": "NEW 3",
 }
 #: Nothing is stopped yet: an end here may leave the old service as it is, and says so.
 _ARMED = {
@@ -149,7 +149,7 @@ _GC = {
     "black hole": "OLD 14",
     "agent SIGKILL": "RS 14",
     "host crash": "RS 14",
-    "reboot": "RS 14 | OLD 14",
+    "reboot": "RS 14 | OLD 14 | OLD 0",
     "EROFS /opt": "RS 3",
     "2nd operator": "OLD 0",
 }

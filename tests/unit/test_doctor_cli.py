@@ -29,6 +29,7 @@ class Client:
 
     def __init__(self, probe: dict[str, Any]) -> None:
         self.probe, self.asked = probe, []  # type: ignore[var-annotated]
+        self.line = {"sent": 1.0, "answered": 1.0, "noise": [], "noise_lines": 0}
 
     def call(self, op: str, request: dict[str, Any], *_: Any, **__: Any) -> dict[str, Any]:
         assert op == "probe"

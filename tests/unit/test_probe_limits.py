@@ -86,5 +86,7 @@ def test_the_probe_is_one_round_trip() -> None:
     answer = {"ev": "result", "ok": True, "facts": HEALTHY_H200}
     line = FakeTransport([Reply(b"@ddt " + json.dumps(answer).encode() + b"\n")])
     host = HostConfig(name="ct129")
-    assert ask_host(AgentClient(line, host), host, None) == HEALTHY_H200
+    seen = ask_host(AgentClient(line, host), host, None)
+    assert seen["transport"]["noise_lines"] == 0  # the controller's own end of the line
+    assert {**seen, "transport": HEALTHY_H200["transport"]} == HEALTHY_H200
     assert len(line.calls) == 1

@@ -13,7 +13,8 @@ from .store import file_digest, tree_digest, walk
 
 #: Distributions whose builds must fit together.
 BUILDS = re.compile(
-    r"^(torch|torchvision|torchaudio|triton|sglang|sglang-kernel|sgl-kernel|flashinfer-.*|nvidia-.*-cu\d+)$"
+    r"^(torch|torchvision|torchaudio|triton|pytorch-triton|sglang|sglang-kernel|sgl-kernel|flashinfer-.*|nvidia-.*"
+    r"|cuda-toolkit|vllm|flash-attn.*|deep-gemm|deep-ep|xformers|transformers|apache-tvm-ffi|nixl.*|cupy-cuda\d+x)$"
 )
 NAMED = 20
 
@@ -39,9 +40,15 @@ for dist in metadata.distributions():
     if name and path not in seen:
         seen.add(path)
         dists.append([name, dist.version, path])
-names = ["sglang", "sgl_kernel", "torch", "triton", "flashinfer", "torchvision"]
+names = ["sglang", "sgl_kernel", "torch", "triton", "flashinfer", "torchvision", "torchaudio", "vllm", "flash_attn",
+    "flashinfer_jit_cache", "flash_attn_2_cuda", "flash_attn_3", "deep_gemm", "deep_ep", "xformers", "mooncake",
+    "causal_conv1d_cuda", "selective_scan_cuda", "nixl_ep", "tvm_ffi", "torch_memory_saver"]
+site = sys.modules.get("site")
 print("@query " + json.dumps({"version": sys.version.split()[0], "executable": sys.executable,
-    "prefix": sys.prefix, "ignore_environment": bool(sys.flags.ignore_environment), "path": sys.path,
+    "prefix": sys.prefix, "base_prefix": sys.base_prefix, "path": sys.path,
+    "ignore_environment": bool(sys.flags.ignore_environment),
+    "user_site": site.getusersitepackages() if site and site.ENABLE_USER_SITE else None,
+    "pycache_prefix": sys.pycache_prefix,
     "modules": {n: spec(n) for n in names}, "dists": dists}))
 """
 

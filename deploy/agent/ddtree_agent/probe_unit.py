@@ -34,7 +34,8 @@ PLACES = [
 
 def properties() -> List[str]:
     """The names of every property that we ask for."""
-    return list(dict.fromkeys((TOLD + HELD + sandbox.COPIED).split()))
+    soft = [name + "Soft" for name in sandbox.COPIED.split() if name.startswith("Limit")]
+    return list(dict.fromkeys([*(TOLD + HELD + sandbox.COPIED).split(), *soft]))
 
 
 def service(name: str) -> Dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -86,7 +86,7 @@ def prepare(
             next=f"ddtree-ops render --host {host.name} --mode baseline, install that unit, start it, then adopt",
         )
     seen = probe(client, host, facts, series)
-    findings = _preflight(host, facts, series, mode, seen, on_event, accept)
+    findings = _preflight(host, facts, series, mode, rendered.argv, seen, on_event, accept)
     engine = seen["engine"]
     on_event(
         {"ev": "note", "text": f"sources on the host: sglang {engine['version']}, tree {engine['tree'][:16]}"}
@@ -145,6 +145,7 @@ def probe(
     if host.draft:
         request["draft"] = host.draft
     found: dict[str, Any] = client.call("probe", request, timeout=_PROBE_SILENCE_S)["facts"]
+    found["transport"] = client.line
     return found
 
 
@@ -156,8 +157,10 @@ def modules(patched: Patched) -> list[str]:
     return sorted("sglang." + name.replace("/", ".") for name in names)
 
 
-def wanted(host: HostConfig, facts: Facts | None, series: Series, mode: str | None) -> Wanted:
-    """What the preflight holds the host against."""
+def wanted(
+    host: HostConfig, facts: Facts | None, series: Series, mode: str | None, argv: Sequence[str] = ()
+) -> Wanted:
+    """What the preflight holds the host against. argv: the rendered command line of `mode`."""
     return Wanted(
         host=host.name,
         service=host.service,
@@ -169,6 +172,9 @@ def wanted(host: HostConfig, facts: Facts | None, series: Series, mode: str | No
         mode=mode,
         loses=() if mode is None else series.modes.get(mode).loses,
         needs=host.needs,
+        argv=tuple(argv),
+        accepts=series.modes.accepts(),
+        hybrid_refused=None if mode is None else series.modes.get(mode).refused(True),
         waive=host.waive,
     )
 
@@ -178,12 +184,13 @@ def _preflight(
     facts: Facts,
     series: Series,
     mode: str,
+    argv: Sequence[str],
     seen: dict[str, Any],
     on_event: Any,
     accept: Collection[str],
 ) -> list[Finding]:
     """Raise where a rule blocks that is not accepted; return all that the preflight found."""
-    findings = examine(seen, wanted(host, facts, series, mode))
+    findings = examine(seen, wanted(host, facts, series, mode, argv))
     for text in _warnings(findings, host.name):
         on_event({"ev": "note", "text": text})
     refused = refusal([f for f in findings if f.rule not in accept], host.name, _serving(seen), mode)

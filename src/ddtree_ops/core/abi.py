@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 
-from ddtree_ops.core.facts_live import Abi, Dist
+from ddtree_ops.core.facts_live import Abi, Dist, Torch
 from ddtree_ops.core.finding import Finding, block, ok, warn
 
 KERNELS = ("sglang-kernel", "sgl-kernel")
@@ -16,10 +16,17 @@ COMPANIONS = ("torchvision", "torchaudio")
 #: A second copy of one of these decides at random what is imported.
 SINGLE = ("sglang", "torch", "triton", *COMPANIONS, *KERNELS)
 FLASHINFER = ("flashinfer-python", "flashinfer-cubin", "flashinfer-jit-cache")
+#: Wheels that carry a CUDA tag or bring CUDA code and that a server may import.
+TAGGED = (*COMPANIONS, "triton", "pytorch-triton", "vllm", "deep-gemm", "deep-ep", "xformers", *FLASHINFER)
+#: CUDA's wheels without a -cuNN in their name have CUDA's own major as version (since CUDA 13).
+PLAIN_CUDA = re.compile(
+    r"nvidia-(cublas|cuda-runtime|cuda-nvrtc|cuda-cupti|nvjitlink|cuda-nvcc)|cuda-toolkit"
+)
 
 
-def judge(abi: Abi, device: str | None, interpreter: str) -> list[Finding]:
-    """Findings about the builds. device: the server's `--device`, None for its default, a GPU."""
+def judge(abi: Abi, device: str | None, interpreter: str, running: bool = False) -> list[Finding]:
+    """Findings about the builds. device: the server's `--device`, None for its default, a GPU. running: the service
+    serves now, so what only may break it is a WARN."""
     found = duplicates(abi, interpreter)
     if device == "cpu":
         return [*found, ok("cuda-build", "--device cpu: the rules for GPU builds do not apply")]
@@ -30,7 +37,7 @@ def judge(abi: Abi, device: str | None, interpreter: str) -> list[Finding]:
         return [*found, block("cuda-build", said, _install(interpreter, "torch", "for the host's CUDA"))]
     found.append(ok("cuda-build", f"torch {abi.torch.version} is built for CUDA {abi.torch.cuda}"))
     found += kernels(abi, abi.torch.cuda, interpreter)
-    found += companions(abi, abi.torch.cuda, interpreter)
+    found += companions(abi, abi.torch.cuda, interpreter, running)
     found += flashinfer(abi, interpreter)
     return found
 
@@ -62,9 +69,10 @@ def kernels(abi: Abi, cuda: str, interpreter: str) -> list[Finding]:
                 runtimes.setdefault(asked.group(1), f"{_short(kernel.file)} needs {name}")
     for runtime, said in sorted(runtimes.items()):
         if runtime != major:
-            text = f"{label} is built for CUDA {runtime} ({said}), torch for CUDA {cuda}"
+            torch = f"torch {abi.torch.version}" if abi.torch else "torch"
+            text = f"{label} is built for CUDA {runtime} ({said}), {torch} for CUDA {cuda}"
             return [block("cuda-kernel", text, remedy)]
-    tagged = [_tag(dist, cuda, remedy, "cuda-kernel") for dist in wheels]
+    tagged = [_tag(dist, cuda, remedy, "cuda-kernel", abi.torch) for dist in wheels]
     bad = [finding for finding in tagged if finding is not None]
     if bad:
         return bad
@@ -76,22 +84,46 @@ def kernels(abi: Abi, cuda: str, interpreter: str) -> list[Finding]:
     return [ok("cuda-kernel", f"{label} and torch are both built for CUDA {major}")]
 
 
-def companions(abi: Abi, cuda: str, interpreter: str) -> list[Finding]:
-    """torchvision and torchaudio by their tags, and a mix of CUDA majors among the nvidia-* wheels."""
+def companions(abi: Abi, cuda: str, interpreter: str, running: bool = False) -> list[Finding]:
+    """What is built beside torch by its tags, and a mix of CUDA majors among NVIDIA's wheels."""
     found = []
     for dist in abi.dists:
-        if dist.name in COMPANIONS:
-            bad = _tag(
-                dist, cuda, _install(interpreter, dist.name, f"built for CUDA {cuda}"), "cuda-companions"
-            )
+        if dist.name in TAGGED:
+            remedy = _install(interpreter, dist.name, f"built for CUDA {cuda}")
+            bad = _tag(dist, cuda, remedy, "cuda-companions", abi.torch)
             found += [bad] if bad else []
-    majors = {m.group(1): dist for dist in abi.dists if (m := re.fullmatch(r"nvidia-.*-cu(\d+)", dist.name))}
-    if len(majors) > 1:
-        names = ", ".join(dist.name for dist in majors.values())
-        said = f"wheels of several CUDA majors in one environment: {names}"
-        stranger = next(dist.name for major, dist in majors.items() if major != cuda.partition(".")[0])
-        found.append(warn("cuda-companions", said, f"{interpreter} -m pip uninstall {stranger}"))
+    found += _majors(abi, cuda.partition(".")[0], interpreter, running)
     return found or [ok("cuda-companions", f"nothing beside torch contradicts CUDA {cuda}")]
+
+
+def _majors(abi: Abi, major: str, interpreter: str, running: bool) -> list[Finding]:
+    """One environment, one CUDA major: nvidia-cudnn-cu12 and nvidia-cudnn-cu13 even write the same files."""
+    by_base: dict[str, dict[str, Dist]] = {}
+    for dist in abi.dists:
+        tagged = re.fullmatch(r"(nvidia-.*)-cu(\d+)", dist.name)
+        if tagged:
+            by_base.setdefault(tagged.group(1), {})[tagged.group(2)] = dist
+        elif PLAIN_CUDA.fullmatch(dist.name):
+            by_base.setdefault(dist.name, {})[dist.version.partition(".")[0]] = dist
+    strangers = [dist for found in by_base.values() for of, dist in found.items() if of != major]
+    if not strangers:
+        return []
+    names = " ".join(dist.name for dist in strangers)
+    remedy = f"{interpreter} -m pip uninstall {names}; then reinstall torch's own nvidia-* wheels"
+    twice = next((found for found in by_base.values() if major in found and len(found) > 1), None)
+    if twice:
+        pair = " and ".join(f"{dist.name} {dist.version}" for dist in twice.values())
+        said = f"{pair} are both installed, of several CUDA majors, and torch is built for CUDA {major}"
+    else:
+        said = (
+            f"wheels of several CUDA majors in one environment: torch is built for CUDA {major}, and "
+            + ", ".join(f"{dist.name} {dist.version}" for dist in strangers[:3])
+        )
+    return [
+        block("cuda-companions", said, remedy)
+        if twice and not running
+        else warn("cuda-companions", said, remedy)
+    ]
 
 
 def flashinfer(abi: Abi, interpreter: str) -> list[Finding]:
@@ -107,12 +139,12 @@ def flashinfer(abi: Abi, interpreter: str) -> list[Finding]:
     ]
 
 
-def _tag(dist: Dist, cuda: str, remedy: str, rule: str) -> Finding | None:
+def _tag(dist: Dist, cuda: str, remedy: str, rule: str, torch: Torch | None) -> Finding | None:
     """A +cuXYZ tag against torch's CUDA: another major never loads, another minor may."""
     tag = re.search(r"cu(\d{2})(\d+)", dist.local or "")
     if tag is None or f"{tag.group(1)}.{tag.group(2)}" == ".".join(cuda.split(".")[:2]):
         return None
-    said = f"{dist.name} {dist.version} against torch's CUDA {cuda}"
+    said = f"{dist.name} {dist.version} against torch's CUDA {cuda}{f' (torch {torch.version})' if torch else ''}"
     return block(rule, said, remedy) if tag.group(1) != cuda.partition(".")[0] else warn(rule, said, remedy)
 
 

@@ -7,17 +7,9 @@ from dataclasses import replace
 from typing import Any
 
 from ddtree_ops.core import abi, doctor_engine, doctor_host, doctor_unit
-from ddtree_ops.core.checks import (
-    cuda,
-    devices,
-    driver,
-    gpu,
-    gpu_health,
-    gpu_processes,
-    kernel_log,
-    nccl,
-)
+from ddtree_ops.core.checks import every
 from ddtree_ops.core.checks.about import CORE, About
+from ddtree_ops.core.checks.python_env import serving
 from ddtree_ops.core.checks.rule import Rule as AreaRule
 from ddtree_ops.core.errors import HostLocked, OpsError, PreconditionFailed
 from ddtree_ops.core.facts_live import Abi, Launch, Live, Unknown, parse
@@ -30,7 +22,8 @@ Rule = Callable[[Any, Live, Wanted], Sequence[Finding]]
 
 def _abi(found: Abi, live: Live, wanted: Wanted) -> list[Finding]:
     launch = live.launch if isinstance(live.launch, Launch) else None
-    return abi.judge(found, launch.device if launch else None, launch.interpreter if launch else "python3")
+    interpreter = launch.interpreter if launch else "python3"
+    return abi.judge(found, launch.device if launch else None, interpreter, serving(live))
 
 
 #: (rule, the section of the probe that it reads, the rule). In the order in which a person reads them.
@@ -53,18 +46,7 @@ RULES: tuple[tuple[str, str, Rule], ...] = (
     ("facts", "service", doctor_unit.drift),
     ("drift", "state", doctor_unit.confirmed),
 )
-#: The rules of the areas in core/checks, in the order in which a person reads them.
-AREA_RULES: tuple[AreaRule[Any], ...] = (
-    *gpu.RULES,
-    *gpu_health.RULES,
-    *cuda.RULES,
-    *driver.RULES,
-    *devices.RULES,
-    *kernel_log.RULES,
-    *gpu_processes.RULES,
-    *nccl.RULES,
-    *nccl.TOPOLOGY_RULES,
-)
+AREA_RULES = every.RULES
 SECTIONS = tuple({rule.section.name: rule.section for rule in AREA_RULES}.values())
 #: Without these nothing can be deployed at all: not knowing them blocks.
 NEEDED = {"launch": "hosts.yaml: interpreter: /path/to/bin/python3"}
