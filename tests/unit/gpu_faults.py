@@ -301,7 +301,7 @@ FAULTS: list[tuple[str, str, Facts, list[str]]] = [
         for code, words in {
             48: ["memory error", "reset"], 62: ["halted"], 63: ["remap"], 64: ["RMA"], 74: ["NVLink"],
             79: ["power-cycle"],
-            94: ["contained"], 95: ["uncontained"], 119: ["GSP"], 120: ["GSP"], 171: ["memory error"],
+            94: ["contained"], 95: ["uncontained"], 119: ["GSP"], 120: ["GSP"], 171: ["DRAM"],
         }.items()
     ],
     ("gpu-xid", "BLOCK", event("xid", 64), ["could not be remapped"]),
@@ -312,6 +312,9 @@ FAULTS: list[tuple[str, str, Facts, list[str]]] = [
         ["Node Reboot Required", "reboot ct129"],
     ),
     *[("gpu-xid", "WARN", event("xid", code), [f"Xid {code}", "a program"]) for code in (13, 31, 43, 45)],
+    ("gpu-xid", "WARN", {**event("xid", 92), **card(gpu_recovery_action=None)}, ["single-bit"]),
+    ("gpu-xid", "BLOCK", {**event("xid", 149), **card(gpu_recovery_action="Drain P2P")}, ["NVLink"]),
+    ("gpu-xid", "WARN", {**event("xid", 109)}, ["well now"]),
     ("gpu-xid", "WARN", event("xid", 999), ["Xid 999", "list of Xid"]),
     ("gpu-xid", "WARN", event("xid", 94), ["well now"]),
     ("gpu-xid", "WARN", {**event("xid", 63), **card(gpu_recovery_action=None)}, ["well now"]),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import healthy_gpu
 import pytest
 
 from ddtree_agent import probe_areas, probe_devices, probe_driver, probe_gpu, probe_processes, sandbox
@@ -105,6 +106,8 @@ def test_each_device_that_the_unit_allows_reaches_its_sandbox() -> None:
     ]
 
 
-def test_the_probe_asks_for_every_section_that_a_rule_reads() -> None:
+def test_the_probe_asks_for_every_section_that_these_rules_read() -> None:
     asked = {name for name, _, _ in probe_areas.HERE} | {name for name, _, _, _ in probe_areas.INSIDE}
-    assert {rule.section.name for rule in AREA_RULES} <= asked
+    mine = set(healthy_gpu.SECTIONS)
+    assert mine == {rule.section.name for rule in AREA_RULES} & mine
+    assert mine <= asked

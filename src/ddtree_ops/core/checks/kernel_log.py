@@ -8,6 +8,7 @@ from typing import Any
 
 from ddtree_ops.core.checks.gpu_facts import GPUS, NA, Card, Gpus, chosen, needed
 from ddtree_ops.core.checks.rule import Rule, Section
+from ddtree_ops.core.checks.xid import APPLICATION, HARDWARE, LINKS, MEMORY, POWER, REMARKS
 from ddtree_ops.core.facts_live import Live
 from ddtree_ops.core.finding import Finding, Level, block, ok, warn
 from ddtree_ops.core.wanted import Wanted
@@ -56,44 +57,6 @@ def read(raw: Mapping[str, Any]) -> KernelLog:
 
 KERNEL_LOG = Section("kernel_log", KernelLog, read)
 
-RESET = "stop what uses it, nvidia-smi --gpu-reset -i {bus} on {host}"
-POWER = "power-cycle {host}; a restart loop cannot bring it back"
-REPLACE = "leave that GPU out of CUDA_VISIBLE_DEVICES and have it replaced (RMA)"
-#: Xid -> (what it means, what helps, whether a later reset ends it), from NVIDIA's list and the reports.
-HARDWARE: dict[int, tuple[str, str, bool]] = {
-    46: ("the GPU stopped processing", RESET, True),
-    48: ("an uncorrectable (double bit) memory error", RESET + "; if it comes again, replace it", True),
-    61: ("the GPU's microcontroller stopped", RESET, True),
-    62: ("the GPU's microcontroller halted", RESET, True),
-    63: ("a memory row waits for its remap", RESET + "; if it comes again, replace it", True),
-    64: ("a memory row could not be remapped", REPLACE, False),
-    74: ("an NVLink error", RESET + "; nvidia-smi nvlink -e", True),
-    79: ("the GPU fell off the bus", POWER, False),
-    92: ("many single-bit memory errors", "nvidia-smi -q -d ECC -i {bus} on {host}", True),
-    94: ("a contained memory error", RESET + "; if it comes again, replace it", True),
-    95: ("an uncontained memory error", RESET + "; if it comes again, replace it", True),
-    110: ("a security fault of the GPU", RESET, True),
-    119: ("the GPU's system processor (GSP) gave no answer", RESET + ", or reboot {host}", True),
-    120: ("the GPU's system processor (GSP) failed", RESET + ", or reboot {host}", True),
-    136: ("an NVLink could not be trained", RESET, True),
-    140: ("an unrecovered memory error", RESET + "; if it comes again, replace it", True),
-    143: ("the GPU could not be initialised", RESET, True),
-    154: ("the driver asks for a recovery action", RESET, True),
-    155: ("an NVLink went down", RESET, True),
-    156: ("a part of the GPU is being retired", RESET, True),
-    157: ("a part of the GPU could not be retired", REPLACE, False),
-    158: ("a fatal timeout of the GPU", POWER, False),
-    167: ("a fatal PCIe timeout", POWER, False),
-    171: ("an uncorrectable memory error", RESET + "; if it comes again, replace it", True),
-    172: ("an uncorrectable memory error", RESET + "; if it comes again, replace it", True),
-}
-#: Faults that a program makes; a restart is reasonable.
-APPLICATION = {13, 31, 32, 43, 45, 66, 68, 69, 109}
-#: Memory faults: pending rows and ECC counters tell whether a reset ended them, also where a driver tells no action.
-MEMORY = {48, 63, 92, 94, 95, 140, 171, 172}
-#: On one GPU alone these do no harm.
-LINKS = {74, 136, 155}
-
 
 def unreadable(log: KernelLog, live: Live, wanted: Wanted) -> list[Finding]:
     """Whether the log can be read at all."""
@@ -140,10 +103,12 @@ def _xid(event: Event, gpus: Gpus | None, live: Live) -> tuple[Level, str, str]:
         return (
             Level.WARN,
             said,
-            "journalctl -u of the service at that time; if it comes again with another program, {host}'s GPU",
+            "journalctl of {host} at that time names the program; if other programs make it too, it is the GPU",
         )
     if code == 154 and event.detail in ("None", NA):
         return Level.OK, "", ""
+    if code in REMARKS:
+        return Level.WARN, f"{where}{times}{event.ago}: {REMARKS[code][0]}", REMARKS[code][1]
     if code not in HARDWARE:
         return (
             Level.WARN,
