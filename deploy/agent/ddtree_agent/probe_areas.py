@@ -35,7 +35,7 @@ HERE: List[Tuple[str, Callable[[Context], Dict[str, Any]], float]] = [
 #: (section, module with collect(argument), argument from the context, limit): run as the service would.
 INSIDE: List[Tuple[str, ModuleType, Callable[[Context], Any], float]] = [
     ("toolchain", inner_toolchain, probe_python.toolchain_argument, 20),
-    ("caches", inner_caches, lambda _: None, 20),
+    ("caches", inner_caches, probe_python.caches_argument, 20),
     ("sources", inner_sources, probe_python.sources_argument, 20),
 ]
 
