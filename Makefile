@@ -13,7 +13,9 @@ help:
 	@echo "make campaign    the night's campaign: N=300 interrupted rollouts on HOSTS=6 lab hosts, then docs/RELIABILITY.md"
 	@echo "make matrix      the whole fault matrix, hours; then docs/RELIABILITY.md"
 	@echo "make mutations   each safeguard taken out of a copy: which tests see it"
-	@echo "make check       ruff, mypy, import contracts, goldens: seconds, no root"
+	@echo "make check       ruff, mypy, import contracts, goldens, generated docs: seconds, no root"
+	@echo "make check-catalogue   public failure reports: how many are found before the stop, and after"
+	@echo "make docs        docs/checks.md and docs/coverage.md from rules and catalogue, hosts.schema.json"
 
 prerequisites:
 	@scripts/prerequisites.sh $(MAKECMDGOALS)
@@ -37,6 +39,15 @@ check: .venv/ready
 	.venv/bin/mypy
 	.venv/bin/lint-imports
 	.venv/bin/ddtree-ops render --all --check
+	.venv/bin/python scripts/checks_doc.py --check
+
+check-catalogue: .venv/ready
+	.venv/bin/python scripts/catalogue.py
+
+docs: .venv/ready
+	.venv/bin/ddtree-ops schema > hosts.schema.json
+	.venv/bin/python scripts/checks_doc.py
+	.venv/bin/python scripts/catalogue.py --write
 
 test: prerequisites .venv/ready .venv-engine/ready check
 	$(PYTEST) tests/unit -n 2
@@ -57,4 +68,4 @@ campaign: prerequisites .venv/ready
 mutations: prerequisites .venv/ready
 	.venv/bin/python scripts/mutations.py $(if $(ONLY),--only "$(ONLY)"); found=$$?; .venv/bin/python scripts/reliability.py; exit $$found
 
-.PHONY: help prerequisites engine-env demo check test test-full matrix campaign mutations
+.PHONY: help prerequisites engine-env demo check check-catalogue docs test test-full matrix campaign mutations

@@ -21,6 +21,7 @@ from healthy import HEALTHY_CPU, HEALTHY_H200, WANTED, overlaid
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from ruamel.yaml import YAML, YAMLError
 
+from ddtree_ops.cli.app import Verbs, run
 from ddtree_ops.core.doctor import examine
 from ddtree_ops.core.finding import Finding, Level
 
@@ -234,17 +235,16 @@ def judge_log(entry: Entry) -> list[str]:
 @functools.cache
 def diagnose(text: str) -> dict[str, Any]:
     """The document that `ddtree-ops diagnose --json` prints for this log."""
-    from ddtree_ops.cli.app import run
-
     with tempfile.NamedTemporaryFile("w", suffix=".log", encoding="utf-8") as file:
         file.write(text)
         file.flush()
         out, err = io.StringIO(), io.StringIO()
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
             run(["diagnose", "--json", file.name])
-    if not out.getvalue():
-        raise RuntimeError(f"diagnose printed no document: {err.getvalue()[:300]}")
-    return dict(json.loads(out.getvalue()))
+    said = json.loads(out.getvalue() or "{}")
+    if "verdict" not in said:
+        raise RuntimeError(f"diagnose gave no verdict: {err.getvalue()[:300]}")
+    return dict(said)
 
 
 class HealthyLog(BaseModel):
@@ -257,8 +257,9 @@ class HealthyLog(BaseModel):
 
 def healthy_logs(directory: Path = HERE) -> list[HealthyLog]:
     """The logs of healthy_logs.yaml. Raises ValidationError."""
-    path = directory / "healthy_logs.yaml"
-    items = YAML(typ="safe").load(path.read_text(encoding="utf-8")) if path.exists() else []
+    if "diagnose" not in Verbs.table:
+        return []  # it is being written
+    items = YAML(typ="safe").load((directory / "healthy_logs.yaml").read_text(encoding="utf-8"))
     return [HealthyLog.model_validate(item) for item in items]
 
 
@@ -285,6 +286,7 @@ class Variation(BaseModel):
 
 
 def variations(directory: Path = HERE) -> Iterator[Variation]:
-    """The healthy fact sets of variations.yaml. Raises ValidationError."""
-    for item in YAML(typ="safe").load((directory / "variations.yaml").read_text(encoding="utf-8")):
-        yield Variation.model_validate(item)
+    """The healthy fact sets of variations.yaml and variations_<area>.yaml. Raises ValidationError."""
+    for path in sorted(directory.glob("variations*.yaml")):
+        for item in YAML(typ="safe").load(path.read_text(encoding="utf-8")):
+            yield Variation.model_validate(item)

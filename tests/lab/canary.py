@@ -7,9 +7,9 @@ from pathlib import Path
 
 from rig import UNIT, Rig, Run
 
-#: All that is ours on a host; only the 0600 file that units read their keys from may hold a value.
+#: All that is ours on a host; only the 0600 files that units read their keys from may hold a value.
 ROOTS = ("/opt/ddtree", "/var/lib/ddtree", "/etc/ddtree", "/run/systemd", f"/etc/systemd/system/{UNIT}.d")
-MAY_HOLD = ("/etc/ddtree/secrets.env",)
+MAY_HOLD = "/etc/ddtree/secrets-"
 
 
 def leaks(
@@ -33,7 +33,11 @@ def leaks(
 def _on_the_host(rig: Rig, value: str, unit: bool) -> list[str]:
     quoted = "'" + value.replace("'", "'\\''") + "'"
     held = f"grep -rlF -e {quoted} {' '.join(ROOTS)} 2>/dev/null || true"
-    found = [path for path in rig.host.check(["sh", "-c", held]).split("\n") if path and path not in MAY_HOLD]
+    found = [
+        path
+        for path in rig.host.check(["sh", "-c", held]).split("\n")
+        if path and not path.startswith(MAY_HOLD)
+    ]
     texts = {"journal of ddtree-*": "journalctl --no-pager -o cat -u 'ddtree-*'"}
     if unit:
         texts |= {"systemctl cat": f"systemctl cat {UNIT}", "systemctl show": f"systemctl show {UNIT}"}

@@ -70,9 +70,14 @@ def check(
 
 def late(lags: Sequence[float]) -> list[str]:
     """I6 over many runs: what the p95 of the seconds from a process's death to its verdict says against it."""
-    # Of fewer the 95th percentile is the slowest one.
-    p95 = sorted(lags)[math.ceil(0.95 * len(lags)) - 1] if len(lags) >= 20 else 0.0
-    return [f"I6: dead processes were noticed after {p95} s (p95 of {len(lags)})"] if p95 > NOTICED_S else []
+    # Of fewer the 95th percentile is the slowest one, which one busy moment of the machine decides: then the median.
+    share, word = (0.95, "p95") if len(lags) >= 20 else (0.5, "median")
+    slow = sorted(lags)[math.ceil(share * len(lags)) - 1] if lags else 0.0
+    return (
+        [f"I6: dead processes were noticed after {slow} s ({word} of {len(lags)})"]
+        if slow > NOTICED_S
+        else []
+    )
 
 
 def serving(read: Read) -> str | None:
@@ -177,7 +182,7 @@ def _told(
         old = before["confirmed"].get("release")
         if now != old or serving(read) != old:
             yield f"I4: exit {code} says nothing changed, but {now} is confirmed and {serving(read)} runs, not {old}"
-        same = read["boot"] == before["boot"] and code in (3, 4, 5)
+        same = read["boot"] == before["boot"] and code in (3, 4, 5, 13)
         if same and read["service"]["invocation"] != before["service"]["invocation"]:
             yield f"I4: exit {code} says nothing was touched, but the service was started anew"
     if code == 11 and not any(txn["failed_rollback"] for txn in read["transactions"].values()):

@@ -76,6 +76,8 @@ _PUSH = {
     "EROFS /opt": "RS 3",
     "2nd operator": "NEW 0",
 }
+#: All that needs room under /opt is there.
+_SEALED = {**_PUSH, "ENOSPC /opt": "RS 3 | NEW 0", "EROFS /opt": "RS 3 | NEW 0"}
 _TOUCHED = {
     "SIGINT": "RB 10",
     "SIGINT twice": "RB 130",
@@ -91,6 +93,19 @@ _TOUCHED = {
     "EROFS /var": "RB 10 | RB 14",
     "EROFS /etc": "RB 10",
     "2nd operator": "NEW 0",
+}
+#: The call that hands the rollout to the host has arrived; whether it outlives its line is the host's affair.
+_BEGIN = {
+    "SIGINT": "RB 10 | RS 3 | RS 130 | RS 13",
+    "SIGINT twice": "RB 130 | RS 130",
+    "operator SIGKILL": "RB - | RS -",
+    "SSH reset": "NEW 0 | RS 13",
+    "cut 3 s": "NEW 0 | RS 13",
+    "black hole": "RB 10 | RB 14 | RS 13",
+    "agent SIGKILL": "RS 13 | RS 3",
+    "host crash": "RB 10 | RS 13",
+    "reboot": "RB 10 | RS 13 | RS 3",
+    "2nd operator": "NEW 3",
 }
 #: Nothing is stopped yet: an end here may leave the old service as it is, and says so.
 _ARMED = {
@@ -134,7 +149,7 @@ _GC = {
     "black hole": "OLD 14",
     "agent SIGKILL": "RS 14",
     "host crash": "RS 14",
-    "reboot": "RS 14 | OLD 14",
+    "reboot": "RS 14 | OLD 14 | OLD 0",
     "EROFS /opt": "RS 3",
     "2nd operator": "OLD 0",
 }
@@ -152,7 +167,9 @@ def _cells(points: str, cells: dict[str, str], **keys: Any) -> list[Case]:
 
 TABLE: list[Case] = [
     *_cells("P0 facts, P1 preflight", _BEFORE),
-    *_cells("P2 upload 25 %, P2 upload 50 %, P2 upload 99 %, P3 verify, P3 renamed", _PUSH, bulk=True),
+    *_cells("P2 upload 25 %, P2 upload 50 %, P2 upload 99 %", _PUSH, bulk=True),
+    *_cells("P3 verify, P3 renamed", _SEALED, bulk=True),
+    *_cells("P3 begin", _BEGIN),
     *_cells("P4 armed, P4 written ahead", _ARMED),
     *_cells("P5 draining", _ARMED, drain=True),
     *_cells("P5 drained, P6 stopped, P7 trial in place, P8 switched", _TOUCHED),
@@ -178,6 +195,7 @@ EVERY_RUN: dict[str, str] = {
     "P2 upload 99 %": "host crash",
     "P3 verify": "agent SIGKILL",
     "P3 renamed": "EROFS /opt",
+    "P3 begin": "SSH reset",
     "P4 armed": "SIGINT, host crash",
     "P4 written ahead": "agent SIGKILL",
     "P5 draining": "agent SIGKILL, host crash",

@@ -245,7 +245,7 @@ def leftovers(state: str, unit: str) -> list[str]:
 
 
 def canaries_in(secrets: list[str]) -> list[str]:
-    """Where a secret value stands that must stand nowhere (design section 3: only in the 0600 secrets.env)."""
+    """Where a secret value stands that must stand nowhere (it may in a release's 0600 file in /etc/ddtree)."""
     found = []
     places = {"journal": said("journalctl", "--no-pager", "-o", "cat")}
     for top in (OPT, VAR, "/etc/systemd/system", "/run/systemd", "/run/log"):

@@ -84,7 +84,7 @@ def test_a_key_in_the_command_line_is_nowhere_but_on_the_host(standin_host: Any,
         assert run.rc == 0, (verb, run.err)
         runs.append(run)
         if verb == "deploy":
-            mode = rig.host.check(["stat", "-c", "%a %U", "/etc/ddtree/secrets.env"]).split()
+            mode = rig.host.check(["sh", "-c", "stat -c '%a %U' /etc/ddtree/secrets-*.env"]).split()
             assert mode == ["600", "root"]
             # the operator's own unit holds the key, and nothing else
             assert leaks(rig, CANARY, runs, unit=False) == []

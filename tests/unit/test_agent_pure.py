@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import ddtree_ops.core
+from ddtree_agent import store
 from ddtree_agent.capacity import bounds_of
 from ddtree_agent.journal import Txn, open_txn
 from ddtree_agent.layout import Layout
@@ -54,13 +55,16 @@ def test_the_listener_on_a_port_is_named() -> None:
     assert holder(port) is None
 
 
-def test_names_that_are_in_the_secrets_file_stay(tmp_path: Path) -> None:
+def test_a_push_leaves_the_keys_of_other_releases(tmp_path: Path) -> None:
     layout = Layout("sglang.service", str(tmp_path))
-    write_secrets(layout, {"API_KEY": 'a"b\\c', "OLD": "1"})
-    write_secrets(layout, {"HF_TOKEN": "t", "OLD": "2"})
-    path = Path(layout.secrets)
-    assert path.read_text() == 'API_KEY="a\\"b\\\\c"\nHF_TOKEN="t"\nOLD="2"\n'
+    write_secrets(layout, "aa", {"API_KEY": 'a"b\\c', "OLD": "1"})
+    write_secrets(layout, "bb", {"HF_TOKEN": "t", "OLD": "2"})
+    path = Path(layout.secrets("aa"))
+    assert path.read_text() == 'API_KEY="a\\"b\\\\c"\nOLD="1"\n'
     assert path.stat().st_mode & 0o777 == 0o600
+    Path(layout.release("bb")).mkdir(parents=True)
+    store.sweep(layout)  # of a release that is gone
+    assert [found.name for found in path.parent.iterdir()] == ["secrets-bb.env"]
 
 
 def test_a_rollout_that_was_only_half_written_down_is_none(tmp_path: Path) -> None:

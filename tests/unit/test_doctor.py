@@ -267,3 +267,26 @@ def test_the_refusal_counts_the_others() -> None:
     assert error is not None
     assert "1 more: unit" in error.what
     assert error.serving == "release 9c1e"
+
+
+def test_a_unit_that_no_boot_starts_is_a_warning() -> None:
+    recorded = {**RECORDED, "unit": {**RECORDED["unit"], "enabled": "disabled"}}
+    found = only(
+        judge(
+            lambda p: p["service"].update(unit_file_state="disabled"),
+            Wanted("ct129", "sglang.service", recorded=recorded),
+        )
+    )
+    assert (found.rule, found.level) == ("unit", Level.WARN)
+    assert "after a reboot nothing starts it" in found.evidence
+
+
+def test_somebody_at_work_comes_before_what_his_work_looks_like() -> None:
+    def change(p: Probe) -> None:
+        p["service"]["unread"] = ["/run/systemd/system/sglang.service.d/60-ddtree-trial.conf"]
+        p["state"]["open"] = {"id": "7f3", "state": "STOPPED", "who": "eve@laptop", "mode": "shadow"}
+
+    error = refusal(judge(change), "ct129")
+    assert error is not None
+    assert error.exit_code == 4
+    assert "transaction 7f3 by eve@laptop is open (STOPPED); 1 more: unit" in error.what

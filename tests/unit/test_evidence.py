@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ddtree_agent import evidence, store
-from ddtree_agent.journal import Txn
+from ddtree_agent.journal import Txn, open_txn
 from ddtree_agent.layout import Layout
 
 pytestmark = pytest.mark.tier("transaction")
@@ -52,7 +52,7 @@ def test_the_tail_ends_where_the_rollback_began(tmp_path: Path, log: Path) -> No
 
 def test_secrets_are_blanked(tmp_path: Path, log: Path) -> None:
     txn = failed(tmp_path, log)
-    secrets = Path(txn.layout.secrets)
+    secrets = Path(txn.layout.secrets("ab"))
     secrets.parent.mkdir(parents=True)
     secrets.write_text('ANY="can\\"ary-1234"\n')
     log.write_text('started with can"ary-1234\n--api-key sesame-5678\nhf_abcdefghijklmnopqrst\n')
@@ -77,3 +77,21 @@ def test_a_release_that_was_never_started_has_no_lines(tmp_path: Path, log: Path
     txn = Txn.create(layout, {"txn": "1-3", "release": RELEASE, "log": f"file:{log}"})
     evidence.keep(txn, {}, ())
     assert [path.name for path in kept(txn).iterdir()] == ["report.json"]
+
+
+def test_a_key_in_a_quoted_line_is_blanked_in_the_event(tmp_path: Path, log: Path) -> None:
+    txn = failed(tmp_path, log)
+    secrets = Path(txn.layout.secrets("ab"))
+    secrets.parent.mkdir(parents=True)
+    secrets.write_text('ANY="can\\"ary-1234"\n')
+    event = {"ev": "verdict", "line": 'died of can"ary-1234', "context": ['x can"ary-1234 y'], "lag_s": 0.5}
+    assert evidence.told(txn.layout, event) == {**event, "line": "died of ***", "context": ["x *** y"]}
+
+
+def test_a_damaged_record_of_an_old_rollout_keeps_no_verb_off(tmp_path: Path, log: Path) -> None:
+    txn = failed(tmp_path, log)
+    Path(txn.dir, "state").write_bytes(b"\0" * 20)
+    assert txn.state == "ROLLING_BACK"  # whatever it was, the host must not keep it
+    Path(txn.dir, "outcome.json").write_text("{}")
+    assert txn.state == "ROLLED_BACK"
+    assert open_txn(txn.layout) is None

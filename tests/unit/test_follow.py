@@ -9,7 +9,15 @@ from typing import Any
 import pytest
 
 from ddtree_ops.apply import follow
-from ddtree_ops.core.errors import Detached, OutcomeUnknown, RollbackFailed, RolledBack, Unreachable
+from ddtree_ops.core.errors import (
+    Detached,
+    OutcomeUnknown,
+    PreconditionFailed,
+    RollbackFailed,
+    RolledBack,
+    Unreachable,
+    UsageProblem,
+)
 
 pytestmark = pytest.mark.tier("main")
 CONFIRMED = {"ev": "result", "ok": True, "state": "CONFIRMED", "outcome": {"outcome": "confirmed"}}
@@ -25,6 +33,7 @@ class Host:
         self.confirms: list[str] = []
         self.aborts = 0
         self.confirm_fails: list[Exception] = []
+        self.abort_fails: list[Exception] = []
 
     @contextmanager
     def connect(self) -> Iterator[Any]:
@@ -39,6 +48,8 @@ class Host:
 
     def call(self, op: str, request: dict[str, Any]) -> dict[str, Any]:
         if op == "abort":
+            if self.abort_fails:
+                raise self.abort_fails.pop(0)
             self.aborts += 1
             return {}
         assert op == "confirm"
@@ -81,6 +92,51 @@ def test_a_confirm_that_comes_too_late_leaves_the_word_to_the_host() -> None:
     host = Host([GATED, rolled])
     host.confirm_fails = [RolledBack("too late")]
     assert following(host, []).to_the_end()["outcome"] == "rolled-back"
+
+
+def test_an_interrupt_whose_abort_is_lost_is_asked_again() -> None:
+    rolled = {"ev": "result", "ok": True, "outcome": {"outcome": "rolled-back"}}
+    host = Host([KeyboardInterrupt()], [rolled])
+    host.abort_fails = [Unreachable("cut")]
+    assert following(host, []).to_the_end()["outcome"] == "rolled-back"
+    assert host.aborts == 1
+
+
+def test_what_the_host_never_took_on_is_told_apart_from_a_rollback() -> None:
+    for nonce, words in (("n0nce", "meaning: nothing changed\n"), ("", "may have been ended by it")):
+        one = following(Host([UsageProblem("there is no rollout t1")]), [])
+        one.begun, one.nonce = False, nonce
+        with pytest.raises(Unreachable) as seen:
+            one.to_the_end()
+        assert words.removeprefix("meaning: ").strip() in str(seen.value)
+
+
+def test_an_undo_that_nobody_follows_is_not_said_to_roll_back() -> None:
+    one = following(Host(*[[Unreachable("cut")]] * 9), [])
+    one.nonce = ""
+    with pytest.raises(OutcomeUnknown, match="needs no confirm"):
+        one.to_the_end()
+
+
+READ_ONLY = PreconditionFailed(
+    "the host takes no write: Read-only file system", meaning="nothing was stopped"
+)
+
+
+def test_a_host_that_cannot_write_for_a_while_is_followed_on_and_confirmed() -> None:
+    """Seen in the matrix: a disk that was read-only for seconds made a running rollout look untouched (exit 3)."""
+    beat = {"ev": "beat", "state": "GATED"}
+    host = Host([READ_ONLY], [GATED, beat, CONFIRMED])
+    host.confirm_fails = [READ_ONLY]
+    assert following(host, []).to_the_end() == {"outcome": "confirmed"}
+    assert host.confirms == ["n0nce"]
+
+
+def test_a_host_that_never_writes_again_is_outcome_unknown() -> None:
+    seen: list[Any] = []
+    with pytest.raises(OutcomeUnknown, match="cannot be followed"):
+        following(Host(*[[READ_ONLY]] * 9), seen).to_the_end()
+    assert "Read-only" in seen[0]["text"]
 
 
 def test_a_line_that_stays_cut_is_outcome_unknown_with_the_deadline() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,11 @@ from ddtree_agent.gcplan import KEEP_TXNS, Item, plan_gc
 from ddtree_agent.journal import Txn, transactions
 from ddtree_agent.layout import Layout, append_history, write_json
 from ddtree_agent.wire import AgentError
+from ddtree_ops.apply import gc as apply_gc
 from ddtree_ops.cli import app as cli
 from ddtree_ops.cli.gc import describe
+from ddtree_ops.config.model import HostConfig
+from ddtree_ops.core.errors import OutcomeUnknown, Unreachable
 
 pytestmark = pytest.mark.tier("transaction")
 A, B, C, D, E = (letter * 16 for letter in "abcde")
@@ -246,3 +250,18 @@ def test_the_report_says_bytes_and_reasons() -> None:
         f"  would go: release {A} (8192 bytes): old",
         f"  kept: release {A}: new",
     ]
+
+
+class CutLine:
+    """A client whose line breaks before anything comes back."""
+
+    def events(self, op: str, request: dict[str, Any], timeout: float) -> Iterator[dict[str, Any]]:
+        raise Unreachable("the connection broke before the command ended")
+        yield {}
+
+
+@pytest.mark.parametrize(("dry_run", "kind"), [(False, OutcomeUnknown), (True, Unreachable)])
+def test_a_cut_line_is_no_promise_that_nothing_was_removed(dry_run: bool, kind: type[Exception]) -> None:
+    host = HostConfig(name="ct", address="ct")
+    with pytest.raises(kind, match=r"line was cut|connection broke"):
+        apply_gc.gc(host, CutLine(), keep=3, failed_bytes=0, dry_run=dry_run)  # type: ignore[arg-type]

@@ -357,7 +357,7 @@ MUTATIONS: dict[str, tuple[Mutation, Callable[[Power], None]]] = {
         (journal.Txn.create.__func__, "sync_dir(layout.txns)", "pass"),
         confirm,
     ),  # type: ignore[attr-defined]
-    "the history": ((layout.append_history, "os.fsync(file.fileno())", "pass"), confirm),
+    "the history": ((layout.append_history, ", os.fsync)", ")"), confirm),
     "a drop-in that is gone": ((layout.remove_file, "sync_dir(os.path.dirname(path))", "pass"), go_back),
     "a release, before it is there": ((store._seal, "os.sync()", "pass"), push),
     "the releases, after a new one": ((store.stage, "sync_dir(layout.releases)", "pass"), push),

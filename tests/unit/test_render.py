@@ -231,7 +231,7 @@ def test_a_captured_key_comes_from_the_secrets_file_and_is_a_reference(modes: Mo
     assert item.dropin is not None and key not in repr(item)
     assert "--api-key ${DDTREE_API_KEY}" in item.dropin
     # Without a dash: where the file is missing the server must not come up without its key.
-    assert "EnvironmentFile=/etc/ddtree/secrets.env\n" in item.dropin
+    assert "EnvironmentFile=/etc/ddtree/secrets-@RELEASE@.env\n" in item.dropin
     assert item.secrets == ["DDTREE_API_KEY"]
 
 

@@ -63,13 +63,11 @@ def test_hashes_are_read_from_the_probe_and_from_facts_alike() -> None:
 
 
 def test_our_own_file_of_secrets_is_not_the_operators(tmp_path: Path) -> None:
-    shown = f"{ENV} (ignore_errors=no)\n/etc/ddtree/secrets.env (ignore_errors=no)"
+    shown = f"{ENV} (ignore_errors=no)\n/etc/ddtree/secrets-0123abcd.env (ignore_errors=no)"
     theirs = tmp_path / "sglang.service"
     show = {"EnvironmentFiles": shown, "FragmentPath": str(theirs), "DropInPaths": "/x.d/50-ddtree.conf"}
     theirs.write_text(f"[Service]\nEnvironmentFile={ENV}\n")
     assert [f["path"] for f in environment_files(show)] == [ENV]
-    theirs.write_text("[Service]\nEnvironmentFile=/etc/ddtree/secrets.env\n")
-    assert len(environment_files(show)) == 2
 
 
 def test_a_confirm_notes_the_unit_files_and_a_rollback_keeps_that_note(tmp_path: Path) -> None:

@@ -110,6 +110,21 @@ def test_a_flipped_bit_in_a_sealed_release_is_named(layout: Layout, base: Path, 
         store.verify(layout, release.digest)
 
 
+@pytest.mark.parametrize("where", ["overlay/sglang/srt/__pycache__", "."])
+def test_a_flipped_bit_in_bytecode_or_in_its_list_is_named(layout: Layout, base: Path, where: str) -> None:
+    """Checked-hash bytecode vouches for its source, not for itself, and it is what runs."""
+    release = release_of(base)
+    stage(layout, release)
+    here = Path(layout.release(release.digest))
+    path = here / "bytecode.sha256" if where == "." else next((here / where).glob("args.*.pyc"))
+    raw = bytearray(path.read_bytes())
+    raw[-1 if where != "." else 0] ^= 1
+    path.chmod(0o644)
+    path.write_bytes(raw)
+    with pytest.raises(AgentError, match=r"args\..*\.pyc" if where != "." else "damaged"):
+        store.verify(layout, release.digest)
+
+
 def test_a_flipped_bit_in_a_manifest_that_still_reads_is_named(layout: Layout, base: Path) -> None:
     release = release_of(base)
     stage(layout, release)

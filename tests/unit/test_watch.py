@@ -338,6 +338,49 @@ def test_any_one_kind_of_motion_is_enough(moving: str) -> None:
         assert not [event for event in drive.watch.observe(now) if event["ev"] == "verdict"], step
 
 
+@pytest.mark.parametrize(
+    ("begun", "counter"),
+    [
+        ("server_args=ServerArgs(", "Multi-thread loading shards: {}% Completed | {}/400"),
+        ("Capture cuda graph begin.", "Capturing batches (bs=8 avail_mem=1.0 GB): {}% | {}/400"),
+    ],
+    ids=["shards", "graphs"],
+)
+def test_a_counter_that_moves_extends_even_where_nothing_else_does(begun: str, counter: str) -> None:
+    drive = Drive(limits=Limits(imports=10, weights=10, graphs=10))
+    drive.tick(lines=["server_args=ServerArgs(", begun])
+    for step in range(1, 60):
+        assert drive.tick(5, lines=[counter.format(step // 4, step)]) is None, step
+    verdict = drive.tick(30)
+    assert verdict is not None and verdict.reason == "stall"
+
+
+def test_silence_alone_does_not_kill_where_the_host_can_say_nothing_else() -> None:
+    drive = Drive(limits=Limits(imports=10, cap=300))
+    blind = {"cpu_ticks": None, "io_bytes": None, "gpu_bytes": None}
+    for step in range(1, 3000):
+        drive.events += drive.watch.observe(replace(drive.base, t=drive.t + step * TICK, **blind))
+        if drive.watch.verdict is not None:
+            break
+    assert drive.watch.verdict is not None and drive.watch.verdict.reason == "cap"
+    assert step * TICK > 295
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_the_innermost_symbol_is_the_verdict_of_a_death_in_any_order_of_arrival(order: int) -> None:
+    drive = Drive()
+    symbol = "ImportError: /x/common_ops.abi3.so: undefined symbol: _ZN3c1013MessageLoggerC1EPKcib"
+    lines = [
+        "Could not load any common_ops library!",
+        symbol,
+        "RuntimeError: CUDA error: no kernel image is available for execution on the device",
+        "Received sigquit from a child process. It usually means the child failed.",
+    ]
+    drive.tick(lines=lines[::order], busy=True)
+    verdict = drive.tick(5, unit=DEATHS["killed"][0])
+    assert verdict is not None and (verdict.reason, verdict.line) == ("abi-torch", symbol)
+
+
 @pytest.mark.parametrize(("phase", "limit"), [("import", 30), ("weights", 120), ("graphs", 180)])
 def test_a_silent_hang_stalls_at_the_limit_of_its_phase_and_not_before(phase: str, limit: float) -> None:
     reached = {

@@ -47,7 +47,7 @@ def public(path: Path) -> str:
 class Sshd:
     """One sshd with an ed25519 and an RSA host key; `id` is the key it accepts."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, extra: str = "") -> None:
         self.root = root
         self.port = free_port()
         for name, kind in (("hk_ed25519", "ed25519"), ("hk_rsa", "rsa"), ("id", "ed25519")):
@@ -57,7 +57,7 @@ class Sshd:
         (root / "sshd_config").write_text(
             f"ListenAddress 127.0.0.1\nPort {self.port}\nHostKey {root}/hk_ed25519\nHostKey {root}/hk_rsa\n"
             f"AuthorizedKeysFile {root}/authorized\nPidFile none\nUsePAM no\nStrictModes no\n"
-            "PasswordAuthentication no\nKbdInteractiveAuthentication no\nMaxStartups 100\n"
+            "PasswordAuthentication no\nKbdInteractiveAuthentication no\nMaxStartups 100\n" + extra
         )
         if os.geteuid() == 0:
             Path("/run/sshd").mkdir(exist_ok=True)

@@ -228,7 +228,7 @@ class World:
         def call() -> str:
             with layout.locked(self.layout, f"push by {who}"):
                 rollout.settle(self.layout)
-                store.sweep_staging(self.layout)
+                store.sweep(self.layout)
                 effect("rename to", self.layout.release(release), grows=True)
                 self.add_release(release)
             return rollout.begin(self.layout, request, self.archive).id
@@ -290,6 +290,10 @@ class World:
             file.write(store.dropin_text(manifest))
         with open(os.path.join(here, "manifest.json"), "w") as file:
             json.dump(manifest, file)
+        with open(os.path.join(here, store._BYTECODE), "w"):
+            pass  # nothing was compiled
+        with open(os.path.join(here, store._SEAL), "w") as file:
+            file.writelines(f"{store.file_digest(os.path.join(here, name))}\n" for name in store._SEALED)
 
     # What is true.
 

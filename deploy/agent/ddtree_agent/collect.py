@@ -13,7 +13,7 @@ from typing import Any, Dict, List
 from . import decided, install, rollout, store
 from .gcplan import Choice, Item, plan_gc
 from .journal import open_txn, transactions
-from .layout import VAR, Layout, locked, read_history, remove_tree, sync_dir
+from .layout import Layout, locked, read_history, remove_tree, sync_dir
 from .systemd import run
 from .wire import AgentError, emit
 
@@ -36,7 +36,7 @@ def collect(
     """
     if keep < 1 or failed_bytes < 0:
         raise AgentError("usage", "gc keeps at least one release, and no negative number of bytes")
-    services = _services(layout)
+    services = layout.services()
     for each in services:
         rollout.note_reboot(each)
     with ExitStack() as stack:
@@ -67,17 +67,6 @@ def size_of(path: str) -> int:
             stat = os.lstat(os.path.join(folder, name))
             total += stat.st_blocks * 512 if name == "." or stat.st_nlink == 1 else 0
     return total
-
-
-def _services(layout: Layout) -> List[Layout]:
-    """Every service that has ever been ours here, this one included, always in the same order."""
-    root = os.path.join(layout.root, VAR.lstrip("/"))
-    names = {layout.service}
-    if os.path.isdir(root):
-        names |= {
-            name for name in os.listdir(root) if name[0] != "." and os.path.isdir(os.path.join(root, name))
-        }
-    return [Layout(name, layout.root) for name in sorted(names)]
 
 
 def _idle(layout: Layout) -> None:
@@ -122,7 +111,7 @@ def _needed(layout: Layout, services: List[Layout]) -> Dict[str, str]:
                 "precondition",
                 f"{each.confirmed} is damaged: which releases it needs is not known",
                 meaning="nothing was removed",
-                next="ddtree-ops deploy, which writes that record anew; then type the same command again",
+                next="ddtree-ops deploy --adopt, which writes that record anew; then type the same command again",
             )
         if record.get("undo"):
             found[str(record["undo"])] = f"{each.service}: rollback goes there"

@@ -35,10 +35,17 @@ def keep(layout: Layout) -> "tuple[str, ...]":
     return tuple(str(now[key]) for key in ("release", "undo") if now.get(key))
 
 
-def undo_of(layout: Layout, release: str) -> Optional[str]:
-    """What a confirm of `release` leaves to be undone."""
+def keep_all(layout: Layout) -> "tuple[str, ...]":
+    """keep() of every service of this host: they share the releases."""
+    return tuple(digest for each in layout.services() for digest in keep(each))
+
+
+def undo_of(layout: Layout, release: str, kind: str = "deploy") -> Optional[str]:
+    """What a confirm of `release` leaves to be undone. A change that was undone leaves nothing: a repeat of the same
+    command must not bring the abandoned release back."""
     now = confirmed(layout)
-    undo = now["undo"] if now["release"] == release else now["release"]
+    left = None if kind == "undo" else now["release"]
+    undo = now["undo"] if now["release"] == release else left
     return None if undo is None else str(undo)
 
 

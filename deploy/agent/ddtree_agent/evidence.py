@@ -1,5 +1,6 @@
 """What is kept of a release that failed: its manifest, the report, and the last lines that its run wrote."""
 
+import glob
 import json
 import os
 from typing import Any, Dict, List, Tuple
@@ -54,19 +55,35 @@ def scrub(layout: Layout, text: str) -> str:
 
 def blanked(layout: Layout, text: str) -> str:
     """With every secret of this host's service blanked: the engine prints its own API key when it starts."""
-    values = [value.split()[-1] for value in service.headers(layout.service).values()] + _stored(layout)
-    for value in sorted(values, key=len, reverse=True):
-        if len(value) >= 4:  # shorter ones would blot out ordinary text
-            text = text.replace(value, "***")
+    for value in hidden(layout):
+        text = text.replace(value, "***")
     return text
 
 
+def told(layout: Layout, event: Dict[str, Any]) -> Dict[str, Any]:
+    """An event or failure as it may be kept and told: a line of the log that it quotes may hold a key."""
+    text = json.dumps(event)
+    for value in hidden(layout):
+        text = text.replace(json.dumps(value)[1:-1], "***")
+    clear: Dict[str, Any] = json.loads(text)
+    return clear
+
+
+def hidden(layout: Layout) -> List[str]:
+    """The values that nobody may read, the longest first."""
+    values = [value.split()[-1] for value in service.headers(layout.service).values()] + _stored(layout)
+    # shorter ones would blot out ordinary text
+    return sorted({value for value in values if len(value) >= 4}, key=len, reverse=True)
+
+
 def _stored(layout: Layout) -> List[str]:
-    try:
-        with open(layout.secrets, encoding="utf-8", errors="replace") as file:
-            lines = [line.rstrip("\n").split("=", 1) for line in file if "=" in line]
-    except OSError:
-        return []
+    lines: List[List[str]] = []
+    for path in glob.glob(layout.secrets("*")):
+        try:
+            with open(path, encoding="utf-8", errors="replace") as file:
+                lines += [line.rstrip("\n").split("=", 1) for line in file if "=" in line]
+        except OSError:
+            continue
     return [value.strip('"').replace('\\"', '"').replace("\\\\", "\\") for _, value in lines]
 
 

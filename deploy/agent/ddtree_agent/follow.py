@@ -7,13 +7,30 @@ from typing import Any, Dict, Iterator
 from . import drain
 from .core.txn import is_open
 from .journal import Txn
+from .layout import holder
 from .outcome import failed_rollback, outcome
 from .wire import AgentError, emit, result
 
 _POLL_S = 0.1
+#: A request that has arrived may not have taken the lock yet.
+_GRACE_S = 2.0
 _BEAT_S = 3.0
 #: Without a runner and without a state change for this long, nobody is at work.
 _ORPHAN_S = 60.0
+
+
+def await_begin(txn: Txn) -> None:
+    """Wait for a rollout that is not there yet as long as a call is at work that may be making it: the line of the
+    call was cut, the call itself was not."""
+    quiet = time.monotonic()
+    beat = quiet
+    while not txn.exists and time.monotonic() - quiet < _GRACE_S:
+        if holder(txn.layout) is not None:
+            quiet = time.monotonic()
+        if time.monotonic() - beat > _BEAT_S:
+            beat = time.monotonic()
+            emit({"ev": "beat", "state": "PREPARED"})
+        time.sleep(_POLL_S)
 
 
 def follow(txn: Txn, skip: int = 0) -> None:

@@ -108,9 +108,7 @@ def armed(txn: Txn) -> bool:
 def extend(txn: Txn, seconds: float) -> None:
     """Progress was seen: the runner has `seconds` more (CLOCK_BOOTTIME, so that a suspended host loses none)."""
     try:
-        rewrite_json(
-            os.path.join(txn.dir, "deadline"), {"boottime": _boottime() + seconds, "boot": boot_id()}
-        )
+        rewrite_json(os.path.join(txn.dir, "deadline"), {"boottime": boottime() + seconds, "boot": boot_id()})
     except OSError:
         pass  # a read-only disk: the last deadline stands
 
@@ -120,13 +118,15 @@ def overdue(txn: Txn) -> bool:
     found = read_json(os.path.join(txn.dir, "deadline"))
     # the clock of another boot says nothing about this one
     return isinstance(found, dict) and (
-        found.get("boot") != boot_id() or _boottime() > float(found["boottime"])
+        found.get("boot") != boot_id() or boottime() > float(found["boottime"])
     )
 
 
 def at_work(txn: Txn) -> bool:
     """Whether the transaction's runner lives, or is about to."""
-    return facts(runner_unit(txn.id)).get("ActiveState") in ("active", "activating", "deactivating")
+    # a systemd that gives no answer does not say that it is dead
+    state = facts(runner_unit(txn.id)).get("ActiveState")
+    return state is None or state in ("active", "activating", "deactivating")
 
 
 def kill_runner(txn: Txn) -> None:
@@ -140,7 +140,7 @@ def disarm(txn: Txn) -> None:
     ctl("stop", f"ddtree-guard-{txn.id}.timer")
 
 
-def _boottime() -> float:
+def boottime() -> float:
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 

@@ -31,6 +31,13 @@ def put(layout: Layout, request: Dict[str, Any]) -> Dict[str, Any]:
             meaning="nothing is held",
             next="ddtree-ops hold with a later --until",
         )
+    if until is not None and not _moment(float(until)):
+        raise AgentError(
+            "usage",
+            "--until is no time of a calendar",
+            meaning="nothing is held",
+            next="ddtree-ops hold without --until, which holds until somebody lifts it",
+        )
     before = standing(layout)
     write_json(path(layout), {"who": request["who"], "why": request["why"], "since": now, "until": until})
     return {"hold": standing(layout), "replaced": before}

@@ -1,7 +1,6 @@
 """One transaction on disk: what was asked, where it is, what happened. State changes are compare-and-swap."""
 
 import fcntl
-import json
 import os
 import shutil
 import time
@@ -10,7 +9,7 @@ from typing import Any, Dict, Iterator, List, Optional
 
 from . import room
 from .core import txn as table
-from .layout import Layout, read_json, rewrite_json, sync_dir, write_json
+from .layout import Layout, append_line, read_json, rewrite_json, sync_dir, write_json
 from .wire import AgentError
 
 
@@ -72,7 +71,13 @@ class Txn:
         return time.time() - float(self._read().get("t", 0))
 
     def _read(self) -> Dict[str, Any]:
-        found = read_json(self._state_path)
+        try:
+            found = read_json(self._state_path)
+        except AgentError:
+            # One damaged record must not keep every verb off the host: what has an outcome has ended, and what may
+            # not have is taken back.
+            ended = os.path.exists(os.path.join(self.dir, "outcome.json"))
+            return {"state": "ROLLED_BACK" if ended else "ROLLING_BACK"}
         return found if isinstance(found, dict) else {"state": "PREPARED"}
 
     @contextmanager
@@ -125,10 +130,8 @@ class Txn:
 
     def say(self, event: Dict[str, Any]) -> None:
         """Append one event for whoever follows. A full disk loses the event, never the rollout."""
-        line = json.dumps({"t": time.time(), **event}, sort_keys=True) + "\n"
         try:
-            with open(self.events_path, "ab") as file:
-                file.write(line.encode())
+            append_line(self.events_path, {"t": time.time(), **event})
         except OSError:
             pass
 

@@ -11,7 +11,7 @@ import shutil
 import tempfile
 import time
 from contextlib import contextmanager
-from typing import Any, Dict, Iterator, List, Optional
+from typing import Any, Callable, Dict, Iterator, List, Optional
 
 from .wire import AgentError
 
@@ -23,6 +23,7 @@ KEPT = "50-ddtree.conf"
 #: Where a release's own digest stands in its drop-in until the host fills it in (the digest covers the text).
 PLACEHOLDER = "@RELEASE@"
 BASELINE = "baseline"
+SECRETS = f"secrets-{PLACEHOLDER}.env"
 _TEMP = ".ddtree-"
 
 
@@ -43,7 +44,6 @@ class Layout:
         self.confirmed = os.path.join(self.state, "confirmed")
         self.history = os.path.join(self.state, "history.jsonl")
         self.lock = os.path.join(self.state, "lock")
-        self.secrets = self._at(ETC, "secrets.env")
         self.trial = self._at("/run/systemd/system", self.service + ".d", TRIAL)
         self.kept = self._at("/etc/systemd/system", self.service + ".d", KEPT)
 
@@ -56,9 +56,20 @@ class Layout:
             raise AgentError("usage", f"{digest!r} is no release digest")
         return os.path.join(self.releases, digest)
 
+    def secrets(self, digest: str) -> str:
+        """The 0600 file from which a release's unit reads its keys: a push must not change another release's."""
+        return self._at(ETC, SECRETS.replace(PLACEHOLDER, digest))
+
     def staged(self, txn_id: str) -> str:
         """Where a push builds its release. Named by service too: each service sweeps only its own."""
         return os.path.join(self.staging, f"{txn_id}.{self.service}")
+
+    def services(self) -> "List[Layout]":
+        """Every service that has ever been ours here, this one included, always in the same order."""
+        root, names = self._at(VAR), {self.service}
+        if os.path.isdir(root):
+            names |= {n for n in os.listdir(root) if n[0] != "." and os.path.isdir(os.path.join(root, n))}
+        return [Layout(name, self.root) for name in sorted(names)]
 
     def txn(self, txn_id: str) -> str:
         """The directory of a transaction."""
@@ -208,15 +219,30 @@ def remove_tree(path: str, within: str) -> None:
 def append_history(layout: Layout, entry: Dict[str, Any]) -> None:
     """One line more in the host's history, on disk before we go on."""
     os.makedirs(layout.state, exist_ok=True)
-    line = json.dumps({"schema_version": 1, "at": time.time(), **entry}, sort_keys=True) + "\n"
-    fd = os.open(layout.history, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    with os.fdopen(fd, "a+b") as file:
-        size = os.fstat(fd).st_size
+    append_line(layout.history, {"schema_version": 1, "at": time.time(), **entry}, os.fsync)
+
+
+def append_line(path: str, entry: Dict[str, Any], sync: Optional[Callable[[int], None]] = None) -> None:
+    """Append one JSON line, whole or not at all. Raises OSError; what a full disk took of the line is cut off again."""
+    data = (json.dumps(entry, sort_keys=True) + "\n").encode()
+    fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        before = os.fstat(fd).st_size
         # a line that a power cut tore would swallow this one
-        torn = size > 0 and os.pread(fd, 1, size - 1) != b"\n"
-        file.write((b"\n" if torn else b"") + line.encode())
-        file.flush()
-        os.fsync(file.fileno())
+        if before > 0 and os.pread(fd, 1, before - 1) != b"\n":
+            data = b"\n" + data
+        written = 0
+        try:
+            while written < len(data):
+                written += os.write(fd, data[written:])
+            if sync:
+                sync(fd)
+        except OSError:
+            if os.fstat(fd).st_size == before + written:  # nobody else wrote behind it
+                os.ftruncate(fd, before)
+            raise
+    finally:
+        os.close(fd)
 
 
 def read_history(layout: Layout) -> List[Dict[str, Any]]:
@@ -260,13 +286,33 @@ def locked(layout: Layout, who: str, wait_s: float = 0.5) -> Iterator[None]:
     The short default wait covers a reader that looks who holds it.
     """
     os.makedirs(layout.state, exist_ok=True)
-    fd = os.open(layout.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    _close_to_others(layout.state)
+    fd = _open_lock(layout)
     try:
         _take(fd, layout, wait_s)
         _leave_note(fd, who)
         yield
     finally:
         os.close(fd)
+
+
+def _close_to_others(folder: str) -> None:
+    """flock(2) asks for no more than an open file: whoever could open the lock could keep it from us."""
+    try:
+        if os.stat(folder).st_mode & 0o077:
+            os.chmod(folder, 0o700)
+    except OSError:
+        pass  # a read-only disk
+
+
+def _open_lock(layout: Layout) -> int:
+    try:
+        return os.open(layout.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    except OSError as error:
+        if error.errno != errno.EROFS or not os.path.exists(layout.lock):
+            raise
+    # flock(2) asks for no write: a look at a read-only host must not fail for its lock
+    return os.open(layout.lock, os.O_RDONLY | os.O_CLOEXEC)
 
 
 def _leave_note(fd: int, who: str) -> None:
@@ -281,11 +327,11 @@ def _leave_note(fd: int, who: str) -> None:
 def holder(layout: Layout) -> Optional[str]:
     """Who holds the lock now, in words; None where nobody does."""
     try:
-        fd = os.open(layout.lock, os.O_RDWR | os.O_CLOEXEC)
+        fd = os.open(layout.lock, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
         return None
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)  # two who look do not see each other
         return None
     except BlockingIOError:
         return _owner(fd)

@@ -5,7 +5,7 @@ import errno
 import os
 import sys
 import traceback
-from typing import Any, BinaryIO, Callable, Dict, List, Optional
+from typing import Any, BinaryIO, Callable, Dict, List, Optional, cast
 
 from . import (
     collect,
@@ -18,6 +18,7 @@ from . import (
     readunit,
     rejoin,
     rollout,
+    service,
     smoke,
     snapshot,
     status,
@@ -28,7 +29,7 @@ from . import follow as following
 from . import layout as paths
 from .journal import Txn, open_txn
 from .layout import Layout, locked, write_atomic
-from .wire import REFUSED, AgentError, emit, read_request, result
+from .wire import REFUSED, AgentError, Patient, emit, read_request, result
 
 Op = Callable[[Dict[str, Any], BinaryIO], None]
 
@@ -58,7 +59,13 @@ def main(argv: List[str], stdin: Optional[BinaryIO] = None) -> int:
         return REFUSED
     except Exception as error:
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
-            emit({"ev": "result", "ok": False, "error": rollout.no_room(error).fields})
+            emit(
+                {
+                    "ev": "result",
+                    "ok": False,
+                    "error": rollout.no_room(error, _WITHOUT_ROOM.get(args.op, _GOES_ON)).fields,
+                }
+            )
             return REFUSED
         # The frame must close whatever happens: an operator's line without an answer says nothing.
         _crashed(error)
@@ -81,18 +88,20 @@ def _layout(request: Dict[str, Any]) -> Layout:
 
 def _push(request: Dict[str, Any], payload: BinaryIO) -> None:
     layout, manifest = _layout(request), request["manifest"]
+    line = cast(BinaryIO, Patient(payload))  # the lock is ours while it travels
     with locked(layout, f"push by {request['who']}"):
         hold.refuse(layout)
         install.installed(layout, archive(), request["agent"])
         rollout.settle(layout)
-        store.sweep_staging(layout)
-        keep = decided.keep(layout)
-        store.stage(layout, request["txn"], manifest, payload)
+        store.sweep(layout)
+        keep = decided.keep_all(layout)
+        store.stage(layout, request["txn"], manifest, line)
         os.utime(layout.release(manifest["release"]))  # the newest one: gc leaves it alone until it is begun
         if request.get("secrets"):
-            write_secrets(layout, request["secrets"])
+            write_secrets(layout, manifest["release"], request["secrets"])
         report = smoke.smoke({**request["smoke"], "release": manifest["release"], "service": layout.service})
         if not report["ok"]:
+            _refuse_going_down()
             store.retire(layout, manifest["release"], request["txn"], {"smoke": report}, keep)
             raise AgentError(
                 "precondition",
@@ -104,18 +113,22 @@ def _push(request: Dict[str, Any], payload: BinaryIO) -> None:
     result(release=manifest["release"], smoke=report)
 
 
-def write_secrets(layout: Layout, new: Dict[str, str]) -> None:
-    """Add to the 0600 file that units read their keys from. Names that are there stay: the confirmed release, the
-    one before it and other services of this host may refer to them."""
-    lines: Dict[str, str] = {}
-    try:
-        with open(layout.secrets, encoding="utf-8") as file:
-            lines = {line.split("=", 1)[0]: line for line in file}
-    except FileNotFoundError:
-        pass
-    for name, value in new.items():
-        lines[name] = name + '="' + value.replace("\\", "\\\\").replace('"', '\\"') + '"\n'
-    write_atomic(layout.secrets, "".join(lines[name] for name in sorted(lines)).encode(), mode=0o600)
+def _refuse_going_down() -> None:
+    """A host on its way down ends whatever runs on it: that says nothing of the release, which stays where it is."""
+    if service.shutting_down():
+        raise AgentError(
+            "unreachable",
+            "the host is shutting down: the import smoke was ended with it",
+            meaning="nothing was touched; the release lies there, not yet judged",
+            next="deploy again when the host is back",
+        )
+
+
+def write_secrets(layout: Layout, release: str, new: Dict[str, str]) -> None:
+    """The 0600 file from which the release's unit reads its keys."""
+    quoted = {name: value.replace("\\", "\\\\").replace('"', '\\"') for name, value in new.items()}
+    text = "".join(f'{name}="{value}"\n' for name, value in sorted(quoted.items()))
+    write_atomic(layout.secrets(release), text.encode(), mode=0o600)
 
 
 def _begin(request: Dict[str, Any], _: BinaryIO) -> None:
@@ -132,7 +145,9 @@ def _current(request: Dict[str, Any]) -> Layout:
 
 
 def _follow(request: Dict[str, Any], _: BinaryIO) -> None:
-    following.follow(Txn(_current(request), request["txn"]), int(request.get("skip", 0)))
+    txn = Txn(_current(request), request["txn"])
+    following.await_begin(txn)
+    following.follow(txn, int(request.get("skip", 0)))
 
 
 def _confirm(request: Dict[str, Any], _: BinaryIO) -> None:
@@ -231,6 +246,11 @@ OPS: Dict[str, Op] = {
     "history": _history,
     "logs": _logs,
 }
+
+
+#: What a write that failed means, by the call that failed of it.
+_GOES_ON = "the call changed nothing; a rollout that is on its way goes on, and what serves says `status`"
+_WITHOUT_ROOM = dict.fromkeys(("push", "begin", "hold", "unhold", "adopt-baseline"), "nothing was stopped")
 
 
 def _crashed(error: Exception) -> None:

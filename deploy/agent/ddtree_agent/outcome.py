@@ -7,7 +7,7 @@ from typing import Any, Dict, Optional
 from . import drain, evidence, gate, guard, room, service, store
 from .core.signatures import clean
 from .core.txn import FORWARD, TOUCHED, is_open
-from .decided import confirmed, keep, kept_text, set_confirmed, sweep_ready, undo_of
+from .decided import confirmed, keep_all, kept_text, set_confirmed, sweep_ready, undo_of
 from .journal import Txn
 from .layout import BASELINE, append_history, read_history, read_json, write_json
 from .watching import Watching
@@ -17,7 +17,7 @@ from .wire import AgentError
 HEALTHY: Dict[str, Any] = {"state": {}}
 Failure = Dict[str, Any]
 #: What a record keeps of the intent. `from`: the release confirmed before; `origin`: the operator's address.
-_ASKED = ("txn", "kind", "release", "mode", "from", "who", "origin", "why", "adopted")
+_ASKED = ("txn", "kind", "release", "mode", "from", "who", "origin", "why", "adopted", "waived")
 
 
 def confirm(txn: Txn, nonce: str) -> Dict[str, Any]:
@@ -71,7 +71,8 @@ def _still_confirmable(txn: Txn) -> None:
         if not os.access(folder, os.W_OK):
             raise AgentError("rolled-back", f"{folder} is read-only: the release could not be kept")
     except AgentError as error:
-        txn.ask_abort(error.fields["what"])
+        if error.fields["kind"] != "precondition":  # else the host could not be read just now
+            txn.ask_abort(error.fields["what"])
         raise
 
 
@@ -107,7 +108,8 @@ def _forgotten(txn: Txn) -> bool:
 
 def _decide(txn: Txn) -> None:
     release = txn.intent["release"]
-    set_confirmed(txn.layout, release, undo_of(txn.layout, release), txn.id, txn.intent.get("unit_files"))
+    undo = undo_of(txn.layout, release, txn.intent["kind"])
+    set_confirmed(txn.layout, release, undo, txn.id, txn.intent.get("unit_files"))
 
 
 def restore(txn: Txn, failure: Failure, archive: str) -> None:
@@ -236,7 +238,7 @@ def measures(txn: Txn) -> Dict[str, Any]:
 
 def failure_of(txn: Txn, reason: str, hint: str, line: Optional[str] = None) -> Failure:
     """A failure in the shape of the watch's verdicts, for what the watch does not judge."""
-    shown = clean(line) if line else None
+    shown = clean(evidence.blanked(txn.layout, line)) if line else None
     return {
         "verdict": "FAIL",
         "reason": reason,
@@ -318,7 +320,7 @@ def _keep_evidence(txn: Txn, failure: Failure) -> None:
     release = txn.intent["release"]
     if release != BASELINE:
         # a release that went down with its host is not to blame, and is wanted again
-        kept = (*keep(txn.layout), release) if failure.get("verdict") == "ENV" else keep(txn.layout)
+        kept = (*keep_all(txn.layout), *([release] if failure.get("verdict") == "ENV" else []))
         evidence.keep(txn, {"txn": txn.id, "failure": failure, **(outcome(txn) or measures(txn))}, kept)
 
 

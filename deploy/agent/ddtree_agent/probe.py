@@ -7,11 +7,28 @@ import os
 import socket
 import threading
 import time
-from typing import Any, Callable, Dict, List, Optional
+from typing import Any, Callable, Dict, List, Optional, Tuple
 
 from . import caps, package, probe_areas, probe_host, probe_model, probe_unit, unitenv
 
 Section = Dict[str, Any]
+Job = Tuple[str, Callable[[], Section]]
+#: Seconds that a section may take; "ask" is what the engine's interpreter says of itself.
+LIMITS: Dict[str, float] = {
+    "service": 20,
+    "session": 10,
+    "gpu": 60,
+    "model": 20,
+    "port": 10,
+    "state": 60,
+    "memory": 5,
+    "user": 5,
+    "capabilities": 40,
+    "ask": 30,
+    "engine": 120,
+    "abi": 60,
+    "storage": 10,
+}
 
 
 def probe(request: Dict[str, Any]) -> Dict[str, Any]:
@@ -23,38 +40,38 @@ def probe(request: Dict[str, Any]) -> Dict[str, Any]:
     user, gpu, capabilities, and those of probe_areas.
     """
     service = request.get("service") or "sglang.service"
-    found: Dict[str, Any] = {}
-    found["service"], found["session"], found["gpu"] = _together(
-        [
-            (lambda: probe_unit.service(service), 20),
-            (probe_host.session, 10),
-            (probe_host.gpu, 60),
-        ]
-    )
+    found: Dict[str, Any] = {"service": _section(lambda: probe_unit.service(service), LIMITS["service"])}
     show = found["service"].get("show") or {}
     launch = launch_of(request, show)
-    asked = _section(lambda: ask(request, show, launch), 30)
     port = request.get("port") or _number(launch.value("--port") if launch else None) or 30000
+    # Nothing here waits for another: a section that hangs (a frozen nvidia-smi) costs its own limit only.
+    alone: List[Job] = [
+        ("session", probe_host.session),
+        ("gpu", probe_host.gpu),
+        ("model", lambda: probe_model.models(request, launch, show)),
+        ("port", lambda: probe_unit.listeners(port, show.get("ControlGroup", ""))),
+        ("state", lambda: probe_unit.state(service)),  # hashes the confirmed release
+        ("memory", lambda: probe_host.memory(show)),
+        ("user", lambda: probe_host.user(show)),
+        ("capabilities", lambda: caps.capabilities(show, request.get("measure", True))),
+    ]
+    first = _begin([(work, LIMITS[name]) for name, work in alone])
+    asked = _section(lambda: ask(request, show, launch), LIMITS["ask"])
+    after: List[Job] = [
+        ("engine", lambda: _engine(asked, request)),
+        ("abi", lambda: _known(asked) or package.builds(asked)),
+        ("storage", lambda: probe_host.storage(asked)),
+    ]
     areas = probe_areas.jobs(
         probe_areas.Context(request, show, launch, asked, unitenv.unit_environment(show))
     )
-    found["engine"], found["abi"], found["model"], found["port"], found["storage"], *more = _together(
-        [
-            (lambda: _engine(asked, request), 120),
-            (lambda: _known(asked) or package.builds(asked), 60),
-            (lambda: probe_model.models(request, launch, show), 20),
-            (lambda: probe_unit.listeners(port, show.get("ControlGroup", "")), 10),
-            (lambda: probe_host.storage(asked), 10),
-            *[(work, limit) for _, work, limit in areas],
-        ]
-    )
-    for (names, _, _), answer in zip(areas, more):
+    second = _begin([*[(work, LIMITS[name]) for name, work in after], *[job[1:] for job in areas]])
+    found.update(zip([name for name, _ in alone], first()))
+    answers = second()
+    found.update(zip([name for name, _ in after], answers))
+    for (names, _, _), answer in zip(areas, answers[len(after) :]):
         for name in names:
             found[name] = answer.get(name) or {"error": answer.get("error", "no answer")}
-    found["state"] = _section(lambda: probe_unit.state(service), 60)  # hashes the confirmed release
-    found["memory"] = _section(lambda: probe_host.memory(show), 5)
-    found["user"] = _section(lambda: probe_host.user(show), 5)
-    found["capabilities"] = _section(lambda: caps.capabilities(show, request.get("measure", True)), 40)
     found["launch"] = describe(launch)
     for section in found.values():
         if isinstance(section, dict):
@@ -133,7 +150,14 @@ def _section(work: Callable[[], Section], limit: float) -> Section:
 
 
 def _together(jobs: "List[Any]") -> List[Section]:
-    """Run sections side by side. A thread that hangs (a dead mount) is left: it dies with the agent."""
+    return _begin(jobs)()
+
+
+def _begin(jobs: "List[Any]") -> Callable[[], List[Section]]:
+    """Start sections, [(function, limit in seconds)], side by side; the function returned waits for their answers.
+
+    A thread that hangs (a dead mount) is left: it dies with the agent.
+    """
     answers: List[Section] = [{"error": f"no answer in {limit:g} s"} for _, limit in jobs]
 
     def one(i: int, work: Callable[[], Section]) -> None:
@@ -148,9 +172,13 @@ def _together(jobs: "List[Any]") -> List[Section]:
     started = time.monotonic()
     for thread in threads:
         thread.start()
-    for thread, (_, limit) in zip(threads, jobs):
-        thread.join(max(0.0, started + limit - time.monotonic()))
-    return list(answers)
+
+    def wait() -> List[Section]:
+        for thread, (_, limit) in zip(threads, jobs):
+            thread.join(max(0.0, started + limit - time.monotonic()))
+        return list(answers)
+
+    return wait
 
 
 def _cmdline(show: Dict[str, str]) -> List[str]:

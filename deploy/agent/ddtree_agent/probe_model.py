@@ -4,18 +4,20 @@ import json
 import os
 from typing import Any, Dict, List, Optional
 
+from .inner_model import hub_cache, is_hybrid, text_of
+from .layout import OPT
 from .unitenv import Launch
 
-_HYBRID_WORDS = ("linear_attention", "mamba", "recurrent", "gated_delta")
+TARGET = ("--model-path", "--model")
+DRAFT = ("--speculative-draft-model-path", "--speculative-draft-model")
 
 
 def models(request: Dict[str, Any], launch: Optional[Launch], show: Dict[str, str]) -> Dict[str, Any]:
     """{target, draft: summary | null, target_hybrid, context_length, block_size}."""
     base = show.get("WorkingDirectory", "").lstrip("!-") or "/"
     flag = launch.value if launch else lambda *names: None
-    target = request.get("model") or flag("--model-path", "--model")
-    draft = request.get("draft") or flag("--speculative-draft-model-path", "--speculative-draft-model")
-    found = {"target": summary(target, base), "draft": summary(draft, base)}
+    asked = named(request, launch)
+    found = {"target": summary(asked["target"], base), "draft": summary(asked["draft"], base)}
     main, side = found["target"] or {}, found["draft"] or {}
     context = flag("--context-length")
     return {
@@ -23,6 +25,25 @@ def models(request: Dict[str, Any], launch: Optional[Launch], show: Dict[str, st
         "target_hybrid": main.get("hybrid"),
         "context_length": int(context) if context and context.isdigit() else None,
         "block_size": side.get("block_size"),
+    }
+
+
+def named(request: Dict[str, Any], launch: Optional[Launch]) -> Dict[str, Any]:
+    """inner_model's argument: the checkpoints as the service names them."""
+    flag = launch.value if launch else lambda *names: None
+    target, draft = request.get("model") or flag(*TARGET), request.get("draft") or flag(*DRAFT)
+    return {"target": target, "draft": draft, "skip": [OPT + "/"]}
+
+
+def stored(
+    request: Dict[str, Any], launch: Optional[Launch], env: Dict[str, str], home: Optional[str]
+) -> Dict[str, Any]:
+    """inner_weights' argument. Touches no file: a dead mount would hold up every section that runs inside the unit."""
+    asked = named(request, launch)
+    return {
+        "target": asked["target"],
+        "draft": asked["draft"],
+        "cache": hub_cache({"HOME": home or "/root", **env}),
     }
 
 
@@ -53,8 +74,7 @@ def summary(path: Optional[str], base: str) -> Optional[Dict[str, Any]]:
 
 def describe(config: Dict[str, Any]) -> Dict[str, Any]:
     """What a config.json says that decides how the engine may speculate."""
-    text = config.get("text_config") if isinstance(config.get("text_config"), dict) else config
-    assert isinstance(text, dict)
+    text = text_of(config)
     kinds = text.get("layer_types") or text.get("layers_block_type") or []
     dflash = config.get("dflash_config") if isinstance(config.get("dflash_config"), dict) else None
     return {
@@ -68,15 +88,6 @@ def describe(config: Dict[str, Any]) -> Dict[str, Any]:
         "dflash_config": dflash,
         "vocab_size": text.get("vocab_size"),
     }
-
-
-def is_hybrid(config: Dict[str, Any], text: Dict[str, Any]) -> bool:
-    """Whether some layers carry a recurrent state (GDN, Mamba): by layer types or such models' keys."""
-    kinds = [str(kind) for kind in text.get("layer_types") or text.get("layers_block_type") or []]
-    if any(word in kind for kind in kinds for word in _HYBRID_WORDS):
-        return True
-    keys = ("full_attention_interval", "linear_conv_kernel_dim", "mamba_d_state", "mamba_d_conv", "ssm_cfg")
-    return any(text.get(key) or config.get(key) for key in keys)
 
 
 def _missing(place: str) -> List[str]:

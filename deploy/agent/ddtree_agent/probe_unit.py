@@ -5,7 +5,7 @@ import re
 from typing import Any, Dict, List, Optional
 
 from . import sandbox, sockets, systemd, unitenv
-from .layout import ETC, KEPT, TRIAL, Layout, holder
+from .layout import ETC, KEPT, PLACEHOLDER, SECRETS, TRIAL, Layout, holder
 from .store import file_digest
 
 #: Told to the controller as they are; the others may hold secrets or are told in another form.
@@ -34,7 +34,8 @@ PLACES = [
 
 def properties() -> List[str]:
     """The names of every property that we ask for."""
-    return list(dict.fromkeys((TOLD + HELD + sandbox.COPIED).split()))
+    soft = [name + "Soft" for name in sandbox.COPIED.split() if name.startswith("Limit")]
+    return list(dict.fromkeys([*(TOLD + HELD + sandbox.COPIED).split(), *soft]))
 
 
 def service(name: str) -> Dict[str, Any]:
@@ -62,12 +63,10 @@ def service(name: str) -> Dict[str, Any]:
 
 
 def environment_files(show: Dict[str, str]) -> List[Dict[str, object]]:
-    """[{path, optional}] of the operator's unit: without the file of secrets that only our own drop-in names."""
-    theirs = [show.get("FragmentPath", ""), *(p for p in show.get("DropInPaths", "").split() if not ours(p))]
-    secrets = os.path.join(ETC, "secrets.env")
+    """[{path, optional}] of the operator's unit: without the file of secrets that our own drop-in names."""
+    prefix, _, suffix = os.path.join(ETC, SECRETS).partition(PLACEHOLDER)
     found = unitenv.environment_files(show.get("EnvironmentFiles", ""))
-    named = any(secrets in _text(path) for path in theirs if path)
-    return [item for item in found if named or item["path"] != secrets]
+    return [i for i in found if not (str(i["path"]).startswith(prefix) and str(i["path"]).endswith(suffix))]
 
 
 def unread(name: str, loaded: List[str]) -> List[str]:

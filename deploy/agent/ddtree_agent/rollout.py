@@ -136,7 +136,7 @@ def begin(layout: Layout, request: Dict[str, Any], archive: str) -> Txn:
                 drift.take_over(layout)
         if request.get("proven_by"):
             _proven(layout, request)
-        active = service.facts(layout.service).get("ActiveState") in ("active", "activating", "reloading")
+        active = _is_active(layout)
         undoes = request["kind"] == "undo"
         intent = {**request, "was_active": active or undoes, "archive": archive, "origin": origin()}
         txn = _create(layout, intent)
@@ -148,6 +148,19 @@ def begin(layout: Layout, request: Dict[str, Any], archive: str) -> Txn:
             rolled_back(txn, failure_of(txn, "step", error.fields["what"]), touched=False)
             raise
     return txn
+
+
+def _is_active(layout: Layout) -> bool:
+    """Whether there is a service to bring back. Raises AgentError where systemd does not say."""
+    state = service.facts(layout.service).get("ActiveState")
+    if not state:
+        raise AgentError(
+            "precondition",
+            f"systemctl show {layout.service} gave no answer",
+            meaning="nothing was stopped",
+            next="systemctl status, on the host; then type the same command again",
+        )
+    return state in ("active", "activating", "reloading")
 
 
 def _see_guarded(txn: Txn) -> None:
@@ -272,8 +285,7 @@ def _undo(txn: Txn, intent: Dict[str, Any], archive: str) -> Optional[Failure]:
     if target != "baseline":
         store.verify(layout, target)
     _arm(txn, intent, archive)
-    before = confirmed(layout)
-    undo = before["undo"] if before["release"] == target else None
+    undo = undo_of(layout, target, "undo")
     _reserve(txn, target, undo)
     _stop(txn, intent)
     # From here a reboot boots the target as well: the operator asked for it, nothing is on trial.
@@ -316,13 +328,13 @@ def _reserve(txn: Txn, release: str, undo: Optional[str]) -> None:
         raise no_room(error) from None
 
 
-def no_room(error: OSError) -> AgentError:
+def no_room(error: OSError, meaning: str = "nothing was stopped") -> AgentError:
     """What an operator reads of a disk that is full or read-only."""
     return AgentError(
         "precondition",
         f"the host takes no write: {error.strerror}",
         evidence=error.filename and str(error.filename),
-        meaning="nothing was stopped",
+        meaning=meaning,
         next="df, mount, on the host; then type the same command again",
     )
 
@@ -375,8 +387,8 @@ def _prove_origin(layout: Layout, manifest: Dict[str, Any]) -> None:
 
 
 def _await_confirm(txn: Txn, intent: Dict[str, Any], watching: Watching) -> Optional[Failure]:
-    until = time.monotonic() + intent["timeouts"]["confirm"]
-    while time.monotonic() < until:
+    until = guard.boottime() + intent["timeouts"]["confirm"]  # a host that slept has used its time up
+    while guard.boottime() < until:
         if txn.state != "GATED":
             return None  # confirmed, or the guard took over
         failure = watching.hold()

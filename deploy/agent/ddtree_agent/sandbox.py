@@ -17,8 +17,9 @@ from . import caps, systemd, unitenv
 #: Properties that decide whether an import works; the others (restart, limits of time, sockets) are not the smoke's.
 COPIED = """
 User Group SupplementaryGroups UMask NoNewPrivileges PrivateTmp PrivateDevices ProtectSystem ProtectHome
-ReadWritePaths ReadOnlyPaths InaccessiblePaths DevicePolicy RootDirectory LimitNOFILE LimitMEMLOCK LimitNPROC LimitAS
-MemoryMax
+ReadWritePaths ReadOnlyPaths InaccessiblePaths DevicePolicy DeviceAllow RootDirectory LimitNOFILE
+LimitMEMLOCK LimitNPROC LimitAS MemoryMax DynamicUser AmbientCapabilities MemoryDenyWriteExecute
+RestrictAddressFamilies
 """
 _LOADER = re.compile(r"LD_|PATH$")
 
@@ -64,8 +65,14 @@ def unit_argv(unit: str, show: Dict[str, str], env: Dict[str, str], limit: float
     ]
     for name in COPIED.split():
         value = show.get(name, "")
-        if value and value not in ("[not set]", "infinity"):
-            argv.append(f"--property={name}={value}")
+        if name.startswith("Limit") and value:
+            # systemctl shows the hard limit under the name and the soft one beside it; the manager's own default is
+            # another than "infinity".
+            value = f"{show.get(name + 'Soft') or value}:{value}"
+        elif value in ("[not set]", "infinity", "~"):
+            continue
+        # DeviceAllow= is shown as a line for each device
+        argv += [f"--property={name}={line}" for line in value.splitlines()]
     directory = show.get("WorkingDirectory", "")
     if directory:
         argv.append("--property=WorkingDirectory=" + re.sub(r"^!", "-", directory))

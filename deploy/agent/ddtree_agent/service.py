@@ -7,7 +7,7 @@ import time
 import urllib.request
 from typing import Any, Dict, List, Optional
 
-from . import sockets
+from . import sockets, unitenv, unitfile
 from .core.signatures import clean
 from .layout import BASELINE, Layout, remove_file, write_atomic
 from .systemd import ctl, run, show
@@ -193,6 +193,8 @@ def put_kept(layout: Layout, text: Optional[str], ready: str = "") -> None:
 def read_back(layout: Layout, dropin: str, argv: List[str], text: str) -> None:
     """Prove that the effective unit is the planned one. Raises AgentError naming what is in force instead."""
     shown = show(layout.service, ["ExecStart", "DropInPaths", "NeedDaemonReload", "Environment"])
+    if not shown:
+        raise AgentError("precondition", f"systemctl show {layout.service} gave no answer")
     want = " ".join(argv)
     found = _argv_of(shown.get("ExecStart", ""))
     release = _release_in(text)
@@ -204,6 +206,24 @@ def read_back(layout: Layout, dropin: str, argv: List[str], text: str) -> None:
             meaning="another drop-in wins over ours: " + shown.get("DropInPaths", ""),
             next=f"systemctl cat {layout.service}",
         )
+    other = overridden(text, shown.get("Environment", ""))
+    if other:
+        raise AgentError(
+            "rolled-back",
+            f"the effective unit does not set {', '.join(other)} as {dropin} does",
+            meaning="another drop-in wins over ours: " + shown.get("DropInPaths", ""),
+            next=f"systemctl cat {layout.service}",
+        )
+
+
+def overridden(text: str, effective: str) -> List[str]:
+    """Names of the variables of a drop-in of ours that have another value in force. Only values that systemctl shows
+    as they are written are compared: another form of the same value must not undo a deploy."""
+    inforce = unitenv.shown_environment(effective)
+    lines = [line for line in unitfile.parse("", text) if line.key == "Environment"]
+    ours = {name: value for line in lines for name, value in unitfile.environment(line)[0]}
+    plain = re.compile(r"[\w./:,@+=-]*$")
+    return sorted(name for name, value in ours.items() if plain.match(value) and inforce.get(name) != value)
 
 
 def wait_port_free(port: int, limit_s: float) -> Optional[str]:

@@ -7,7 +7,7 @@ import re
 import time
 from typing import Any, Dict, List, Optional, Tuple
 
-from . import probe, probe_unit, sandbox, smoke_inner, systemd, unitenv
+from . import evidence, probe, probe_unit, sandbox, smoke_inner, systemd, unitenv
 from .layout import PLACEHOLDER, Layout
 from .wire import AgentError
 
@@ -40,7 +40,12 @@ def smoke(request: Dict[str, Any]) -> Dict[str, Any]:
         k: v.replace(PLACEHOLDER, request["release"]) for k, v in (request.get("environment") or {}).items()
     }
     env = environment(values, show, overlay)
-    argv = [*sandbox.unit_argv(unit, show, env, limit), *_secrets(layout), "--", *command(launch)]
+    argv = [
+        *sandbox.unit_argv(unit, show, env, limit),
+        *_secrets(layout, request["release"]),
+        "--",
+        *command(launch),
+    ]
     started = time.monotonic()
     try:
         status, out, err = sandbox.run(argv, limit + 15, stdin(request, launch, overlay), env)
@@ -48,19 +53,21 @@ def smoke(request: Dict[str, Any]) -> Dict[str, Any]:
         systemd.ctl("kill", "--signal=KILL", unit, timeout=10)  # a no-op where it ended by itself
     report = judge(status, out, err, time.monotonic() - started >= limit)
     report["seconds"] = round(time.monotonic() - started, 1)
-    return redacted(report, secrets(dict(_held(layout, show), **env), launch.args))
+    told = secrets(dict(_held(layout, request["release"], show), **env), launch.args)
+    return redacted(report, [*told, *evidence.hidden(layout)])
 
 
-def _secrets(layout: Layout) -> List[str]:
-    """Our own secrets file, which the release's drop-in reads too."""
-    return [f"--property=EnvironmentFile={layout.secrets}"] if os.path.exists(layout.secrets) else []
+def _secrets(layout: Layout, release: str) -> List[str]:
+    """Our own file of secrets, which the release's drop-in reads too."""
+    path = layout.secrets(release)
+    return [f"--property=EnvironmentFile={path}"] if os.path.exists(path) else []
 
 
-def _held(layout: Layout, show: Dict[str, str]) -> Dict[str, str]:
+def _held(layout: Layout, release: str, show: Dict[str, str]) -> Dict[str, str]:
     """Every variable that the process gets from files and the unit, to be kept out of the report."""
     held = unitenv.unit_environment(show)
-    if os.path.exists(layout.secrets):
-        with open(layout.secrets, encoding="utf-8", errors="replace") as file:
+    if os.path.exists(layout.secrets(release)):
+        with open(layout.secrets(release), encoding="utf-8", errors="replace") as file:
             held.update(unitenv.read_environment_file(file.read()))
     return held
 

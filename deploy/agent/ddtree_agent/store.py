@@ -5,6 +5,7 @@ read-only, and it is complete before anything of the running service is touched.
 """
 
 import fcntl
+import glob
 import hashlib
 import os
 import shutil
@@ -16,8 +17,11 @@ from .systemd import run
 from .wire import AgentError
 
 _FICLONE = 0x40049409  # ioctl_ficlone(2): share the blocks where the filesystem can
-#: The sha256 of manifest.json, which holds that of every other file.
+#: sha256 of the bytecode as the host compiled it, in the form of sha256sum(1).
+_BYTECODE = "bytecode.sha256"
+#: The sha256 of manifest.json, which holds that of every other file, and of the list of bytecode.
 _SEAL = "manifest.sha256"
+_SEALED = ("manifest.json", _BYTECODE)
 _SLACK = 64 << 20
 _COMPILE_LIMIT = 120.0
 
@@ -67,17 +71,22 @@ def stage(layout: Layout, txn_id: str, manifest: Dict[str, Any], payload: Binary
     try:
         _fill(here, manifest, payload)
         _seal(here)
-        if damaged:
-            set_aside(layout, manifest["release"], txn_id)
+        aside = _aside(layout, manifest["release"], txn_id) if damaged else None
         os.rename(here, final)
         sync_dir(layout.releases)
+        if aside:  # only now: a drop-in may name it, and the host may boot at any moment
+            _strip(aside)
     except BaseException:
         remove_tree(here, layout.staging)
         raise
 
 
-def sweep_staging(layout: Layout) -> None:
-    """Remove what an interrupted push left. The caller holds the lock."""
+def sweep(layout: Layout) -> None:
+    """Remove what an interrupted push left, and keys of releases that are gone. The caller holds the lock."""
+    for path in glob.glob(layout.secrets("*")):
+        digest = os.path.basename(path)[len("secrets-") : -len(".env")]
+        if not os.path.isdir(layout.release(digest)):
+            os.unlink(path)
     if os.path.isdir(layout.staging):
         for name in os.listdir(layout.staging):
             if name.partition(".")[2] != layout.service:
@@ -122,18 +131,35 @@ def verify(layout: Layout, digest: str) -> None:
             raise _damaged(digest, path)
     for path in expected:
         raise _damaged(digest, path)
+    with open(os.path.join(layout.release(digest), _BYTECODE), encoding="utf-8") as file:
+        for line in file:
+            want, path = line.rstrip("\n").split("  ", 1)
+            if (
+                not os.path.isfile(os.path.join(overlay, path))
+                or file_digest(os.path.join(overlay, path)) != want
+            ):
+                raise _damaged(digest, path)
     with open(os.path.join(layout.release(digest), "dropin.conf"), encoding="utf-8") as file:
         if file.read() != dropin_text(manifest):
             raise _damaged(digest, "dropin.conf")
 
 
 def _is_sealed(release: str) -> bool:
-    """Whether the manifest is the one that was sealed; releases of earlier versions have no seal."""
+    """Whether the lists of digests are the ones that were sealed."""
     try:
         with open(os.path.join(release, _SEAL), encoding="ascii", errors="replace") as file:
-            return file.read().strip() == file_digest(os.path.join(release, "manifest.json"))
+            return file.read().split() == [file_digest(os.path.join(release, name)) for name in _SEALED]
     except FileNotFoundError:
-        return True
+        return False
+
+
+def _compiled(overlay: str) -> Iterator[str]:
+    """Relative paths of a package's bytecode: it is what runs, and it vouches for its source, not for itself."""
+    for folder, dirs, names in os.walk(overlay):
+        dirs.sort()
+        for name in sorted(names):
+            if name.endswith(".pyc"):
+                yield os.path.relpath(os.path.join(folder, name), overlay)
 
 
 def dropin_text(manifest: Dict[str, Any]) -> str:
@@ -160,12 +186,23 @@ def evidence_dir(layout: Layout, digest: str, txn_id: str) -> str:
 
 def set_aside(layout: Layout, digest: str, txn_id: str) -> None:
     """Take a release out of the store in one rename, then delete all of it but its manifest."""
+    aside = _aside(layout, digest, txn_id)
+    sync_dir(layout.releases)
+    _strip(aside)
+
+
+def _aside(layout: Layout, digest: str, txn_id: str) -> str:
     target = evidence_dir(layout, digest, txn_id)
     whole = os.path.join(target, "release")
     os.makedirs(target, mode=0o755, exist_ok=True)
     remove_tree(whole, target)
     os.rename(layout.release(digest), whole)
-    sync_dir(layout.releases)
+    return whole
+
+
+def _strip(whole: str) -> None:
+    """Delete all of a release that was set aside but its manifest."""
+    target = os.path.dirname(whole)
     manifest = os.path.join(whole, "manifest.json")
     if os.path.isfile(manifest):
         kept = os.path.join(target, "manifest.json")
@@ -221,8 +258,12 @@ def _fill(here: str, manifest: Dict[str, Any], payload: BinaryIO) -> None:
             meaning="a patched file is not valid for this Python",
         )
     write_json(os.path.join(here, "manifest.json"), manifest)
+    with open(os.path.join(here, _BYTECODE), "w", encoding="utf-8") as file:
+        file.writelines(
+            f"{file_digest(os.path.join(overlay, path))}  {path}\n" for path in _compiled(overlay)
+        )
     with open(os.path.join(here, _SEAL), "w", encoding="ascii") as file:
-        file.write(file_digest(os.path.join(here, "manifest.json")) + "\n")
+        file.writelines(f"{file_digest(os.path.join(here, name))}\n" for name in _SEALED)
     with open(os.path.join(here, "dropin.conf"), "w", encoding="utf-8") as file:
         file.write(dropin_text(manifest))
 

@@ -69,7 +69,10 @@ def local_request(layout: Layout) -> Dict[str, Any]:
         "timeouts": DEFAULTS,
     }
     for name in transactions(layout)[-1:]:
-        intent = Txn(layout, name).intent
+        try:
+            intent = Txn(layout, name).intent
+        except AgentError:
+            break  # damaged: the defaults do
         request.update(
             {
                 key: intent[key]

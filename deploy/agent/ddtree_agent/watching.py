@@ -4,7 +4,7 @@ import time
 from types import TracebackType
 from typing import Any, Dict, Optional, Type
 
-from . import guard, observe_env, service
+from . import evidence, guard, observe_env, service
 from .core import watch as reducer
 from .journal import Txn
 from .observe import Observer, signatures
@@ -77,7 +77,7 @@ class Watching:
         found = None
         for event in self._watch.observe(self._observer.observe()):
             if event["ev"] == "verdict":
-                event = found = self._blamed(event)
+                event = found = evidence.told(self.txn.layout, self._blamed(event))
             if event["ev"] == "phase":
                 self.seconds[event["phase"]] = event["seconds"]
                 guard.extend(self.txn, self._patience)

@@ -1,7 +1,9 @@
 """What crosses the line to the operator: framed JSON lines out, one request in."""
 
 import json
+import signal
 import sys
+import threading
 from typing import Any, BinaryIO, Dict, Optional
 
 PREFIX = "@ddt "
@@ -28,6 +30,33 @@ class AgentError(Exception):
             "meaning": meaning,
             "next": next,
         }
+
+
+class Patient:
+    """A payload that may be slow and not silent: a line that is cut without a word must not keep the host's lock."""
+
+    def __init__(self, stream: BinaryIO, limit_s: float = 60.0) -> None:
+        self.stream, self.limit_s = stream, limit_s
+
+    def read(self, size: int = -1) -> bytes:
+        """As of the stream. Raises AgentError(unreachable) where nothing came for `limit_s` seconds."""
+        if threading.current_thread() is not threading.main_thread():
+            return self.stream.read(size)
+        before = signal.signal(signal.SIGALRM, self._silent)
+        signal.setitimer(signal.ITIMER_REAL, self.limit_s)
+        try:
+            return self.stream.read(size)
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, before)
+
+    def _silent(self, *_: Any) -> None:
+        raise AgentError(
+            "unreachable",
+            f"the operator's line said nothing for {self.limit_s:g} s in the middle of a transfer",
+            meaning="nothing was touched",
+            next="type the same command again",
+        )
 
 
 def read_request(stream: BinaryIO) -> Dict[str, Any]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
-import json
 import os
 import shutil
 import sys
@@ -122,25 +121,10 @@ def _ensure_models() -> None:
 
 def _install_standin(root: Path) -> list[str]:
     script = SOURCES / "standin" / "install.py"
-    words = [sys.executable, str(script), str(root)]
+    pairs = [word for pair in baseline.MODELS.values() for word in ("--pair", *pair)]
+    words = [sys.executable, str(script), str(root), *pairs]
     status, said = capture(words)
     if status:
         raise LabProblem(f"the stand-in was not installed: {last_line(said)}", next=" ".join(words))
     (root / baseline.SCENARIO.lstrip("/")).write_text("[]\n")
-    _describe_models(root)
     return []
-
-
-def _describe_models(root: Path) -> None:
-    """Models that are their configuration alone: the stand-in reads no weights, but tools look at config.json."""
-    for target, draft in baseline.MODELS.values():
-        shape = {"model_type": "qwen3", "hidden_size": 64, "vocab_size": 512, "max_position_embeddings": 4096}
-        extra = {"block_size": 4, "num_target_layers": 4, "dflash_config": {"block_size": 4}}
-        for name, architecture, more in (
-            (target, "Qwen3ForCausalLM", {"num_hidden_layers": 4}),
-            (draft, "DFlashDraftModel", {"num_hidden_layers": 2, **extra}),
-        ):
-            directory = root / "models" / name
-            directory.mkdir(parents=True)
-            config = {"architectures": [architecture], **shape, **more}
-            (directory / "config.json").write_text(json.dumps(config, indent=1) + "\n")

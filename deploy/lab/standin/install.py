@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
 """Lay the stand-in into a directory tree as the virtual environment /opt/standin, with what checks read there.
 
-    install.py ROOT [--torch-cuda 13.0] [--kernel-cuda 13.0] [--python 3.11]
+    install.py ROOT [--torch-cuda 13.0] [--kernel-cuda 13.0] [--python 3.11] [--pair TARGET DRAFT]...
 
 ROOT is a lab host's root or the upper directory of its overlay. Gives ROOT/opt/standin with bin/python3 (a link to the
 guest's /usr/bin/python3), sglang 0.5.11 with a true RECORD, torch 2.11.0 and sglang-kernel 0.4.2 as far as their CUDA
-builds can be read, and models/{target,draft,hybrid}: config.json files for --model-path.
+builds can be read, and models/{target,draft,hybrid} for --model-path: config, tokenizer, weights that nobody reads.
+--pair TARGET DRAFT: such a pair in ROOT/models, too.
 """
 
 import argparse
@@ -20,6 +21,13 @@ from typing import Dict, List
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 PREFIX = "opt/standin"
+SHAPE = {
+    "hidden_size": 64,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 512,
+    "max_position_embeddings": 4096,
+}
 MODELS = {
     "target": {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "num_hidden_layers": 4},
     "draft": {
@@ -84,9 +92,22 @@ def install(root: str, torch_cuda: str = "13.0", kernel_cuda: str = "13.0", pyth
         )
     _dist(site, "sglang_kernel", "0.4.2+cu" + kernel_cuda.replace(".", ""), ["sgl_kernel"], {})
     for name, config in MODELS.items():
-        text = json.dumps({"vocab_size": 512, "max_position_embeddings": 4096, **config}, indent=1)
-        _write(os.path.join(home, "models", name, "config.json"), text + "\n")
+        checkpoint(os.path.join(home, "models", name), config)
     return home
+
+
+def checkpoint(directory: str, config: Dict[str, object]) -> None:
+    """A model directory that is whole as files go. Its one tensor is of no use."""
+    _write(os.path.join(directory, "config.json"), json.dumps({**SHAPE, **config}, indent=1) + "\n")
+    vocabulary = {"a": 0, "b": 1}
+    _write(
+        os.path.join(directory, "tokenizer.json"),
+        json.dumps({"model": {"type": "BPE", "vocab": vocabulary}}) + "\n",
+    )
+    tensor = {"lm_head.weight": {"dtype": "BF16", "shape": [1], "data_offsets": [0, 2]}}
+    head = json.dumps(tensor).encode()
+    with open(os.path.join(directory, "model.safetensors"), "wb") as stream:
+        stream.write(struct.pack("<Q", len(head)) + head + bytes(2))
 
 
 def _write(path: str, text: str) -> None:
@@ -158,11 +179,22 @@ def main() -> None:
         "--kernel-cuda", default="13.0", help="CUDA version that the kernel wheel was built for"
     )
     parser.add_argument("--python", default="3.11", help="the guest's Python, major.minor")
+    parser.add_argument(
+        "--pair",
+        nargs=2,
+        action="append",
+        default=[],
+        metavar=("TARGET", "DRAFT"),
+        help="names in ROOT/models",
+    )
     args = parser.parse_args()
     if not os.path.isdir(args.root):
         parser.error(f"{args.root} is no directory")
     try:
         sys.stdout.write(install(args.root, args.torch_cuda, args.kernel_cuda, args.python) + "\n")
+        for names in args.pair:
+            for name, role in zip(names, ("target", "draft")):
+                checkpoint(os.path.join(args.root, "models", name), MODELS[role])
     except OSError as error:
         parser.error(f"cannot write the stand-in under {args.root}: {error}")
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -10,6 +12,8 @@ from typing import Any
 from ddtree_ops.apply import agentzip
 from ddtree_ops.config.model import HostConfig, Inventory
 from ddtree_ops.core import errors
+from ddtree_ops.core.refusals import explain
+from ddtree_ops.core.signatures import clean
 from ddtree_ops.transport.base import Transport
 
 #: Loads the agent from its own stdin, in memory: a read leaves no file behind (memfd_create(2), Python 3.8+).
@@ -42,6 +46,8 @@ class AgentClient:
 
     def __init__(self, transport: Transport, host: HostConfig) -> None:
         self.transport, self.host = transport, host
+        #: How the line behaved in the last call: the probe's section `transport` (core/checks/transport.py).
+        self.line: dict[str, Any] = {}
 
     def call(
         self, op: str, request: dict[str, Any], payload: Iterable[bytes] = (), timeout: float | None = None
@@ -69,6 +75,7 @@ class AgentClient:
         if self.host.user != "root":
             argv = ["sudo", "-n", *argv]
         idle = self.host.timeouts.command if timeout is None else timeout
+        sent = time.time()
         stream = self.transport.stream(argv, self._input(request, payload), idle)
         noise: list[str] = []
         framed = False
@@ -76,8 +83,11 @@ class AgentClient:
             if not line.startswith(PREFIX):
                 noise.append(line.decode("utf-8", "replace"))
                 continue
+            if not framed:
+                self.line = _line(sent, noise)
             framed = True
             event: dict[str, Any] = json.loads(line[len(PREFIX) :])
+            self.line["answered"] = time.time()
             if event.get("ev") == "result" and not event.get("ok"):
                 raise self._error(event["error"])
             yield event
@@ -110,6 +120,17 @@ class AgentClient:
     def _no_agent(self, rc: int | None, noise: list[str], err: bytes) -> AgentSilent:
         said = [line for line in [*err.decode("utf-8", "replace").splitlines(), *noise] if line.strip()]
         evidence = said[-1] if said else f"exit status {rc}"
+        known = next(((text, found) for text in reversed(said) if (found := explain(text))), None)
+        if known is not None:
+            evidence, found = known
+            root = "no root on the host: " if found.id == "sudo" else ""
+            return AgentSilent(
+                root + found.what.replace("{user}", self.host.user),
+                host=self.host.name,
+                evidence=evidence,
+                meaning=f"{found.meaning.replace('{user}', self.host.user)}; nothing was touched",
+                next=found.then(self.host.name, self.host.user),
+            )
         if "sudo" in evidence:
             return AgentSilent(
                 f"no root on the host: sudo -n is refused for {self.host.user}",
@@ -133,6 +154,12 @@ class AgentClient:
             meaning="nothing was touched",
             next=f"ddtree-ops doctor --host {self.host.name}",
         )
+
+
+def _line(sent: float, noise: list[str]) -> dict[str, Any]:
+    """What came before the agent's first frame: what an rc file prints, cut and without control characters."""
+    said = [clean(re.sub(r"[\x00-\x1f\x7f]", "", text))[:120] for text in noise if text.strip()]
+    return {"sent": sent, "answered": sent, "noise": said[:3], "noise_lines": len(said)}
 
 
 @contextmanager

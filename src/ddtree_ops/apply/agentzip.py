@@ -12,7 +12,16 @@ import ddtree_ops.core
 from ddtree_ops.data import data_dir
 
 #: What the host runs verbatim from ddtree_ops.core: one truth for both sides.
-SHARED = ("txn.py", "watch.py", "signatures.py", "signatures.json")
+SHARED = (
+    "txn.py",
+    "watch.py",
+    "watch_facts.py",
+    "watch_info.py",
+    "watch_motion.py",
+    "watch_unit.py",
+    "signatures.py",
+    "signatures.json",
+)
 _EPOCH = (1980, 1, 1, 0, 0, 0)
 
 

@@ -53,7 +53,7 @@ def deploy(
     with connect() as fresh:  # the first line may be long gone
         now = order.again(fresh)
         check_unmoved(prepared.plan.to_json(), now.plan, "what was prepared before the wait")
-        return _roll(now, txn, operator, fresh, connect, on_event, order)
+        return _roll(now, who.new_txn(), operator, fresh, connect, on_event, order)
 
 
 def _roll(
@@ -71,6 +71,9 @@ def _roll(
         client.call("begin", begin_request(prepared, txn, nonce, operator, order))
     except (Unreachable, AgentSilent):
         following.begun = False  # the request may have arrived although its reply did not
+    except KeyboardInterrupt:
+        following.begun = False
+        following.interrupt()
     outcome = following.to_the_end()
     judge(prepared.plan.host, outcome, "confirmed")
     return outcome
@@ -112,6 +115,7 @@ def begin_request(prepared: Prepared, txn: str, nonce: str, operator: str, order
         "who": operator,
         "why": order.why,
         "adopted": [*order.adopted],
+        "waived": [*prepared.plan.waived],
         "agent": agentzip.digest(),
         "release": prepared.plan.release,
         "mode": prepared.plan.mode,

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
-from ddtree_ops.apply.agent import AgentClient, AgentSilent
+from ddtree_ops.apply.agent import AgentClient
 from ddtree_ops.core.errors import (
     Detached,
     OpsError,
@@ -30,7 +30,8 @@ _RETRY_S = (0.5, 1.0, 2.0, 4.0, 8.0, 8.0, 8.0)
 @dataclass
 class Following:
     """One transaction as an operator sees it. `connect` opens a fresh connection each time it is called; `begun` is
-    False where the reply of `begin` was lost, so that the host may not know the transaction at all."""
+    False where the reply of `begin` was lost, so that the host may not know the transaction at all; `owed`: the host
+    could not take the confirm, `abort_owed`: the wish to go back did not reach it."""
 
     connect: Connect
     host: str
@@ -43,6 +44,8 @@ class Following:
     seen: int = 0
     last_state: str = "STAGED"
     aborting: bool = False
+    owed: bool = False
+    abort_owed: bool = False
 
     def to_the_end(self) -> dict[str, Any]:
         """Follow until the transaction ends; confirm when it is gated. Returns its outcome.
@@ -57,30 +60,41 @@ class Following:
                 if outcome is not None:
                     return outcome
                 retries = iter(_RETRY_S)
-            except (Unreachable, AgentSilent) as error:
+            except (Unreachable, PreconditionFailed) as error:
+                # Whatever keeps us from looking, a full disk there included, the rollout goes on without us.
                 self._pause(retries, error)
             except UsageProblem as error:
                 if self.begun:
                     raise
-                raise Unreachable(
-                    "the line was cut before the host took the rollout on",
-                    host=self.host,
-                    evidence=error.what,
-                    meaning="nothing changed",
-                    next="type the same command again",
-                ) from None
+                if self.aborting:
+                    raise KeyboardInterrupt from None  # the host never took it on
+                raise self._never_begun(error) from None
             except KeyboardInterrupt:
-                self._interrupted()
+                self.interrupt()
+
+    def _never_begun(self, error: OpsError) -> Unreachable:
+        ended = "" if self.nonce else "; a rollout that was on its way may have been ended by it"
+        return Unreachable(
+            "the line was cut before the host took the rollout on",
+            host=self.host,
+            evidence=error.what,
+            meaning=f"nothing changed{ended}",
+            next="type the same command again" if self.nonce else f"ddtree-ops status --host {self.host}",
+        )
 
     def _once(self) -> dict[str, Any] | None:
         if self.last_state == "GATED" and self.nonce and not self.aborting:
             self._confirm()  # the first one, or its reply, was lost with the line; a repeat is harmless
+        if self.abort_owed:
+            self._abort()
         with self.connect() as client:
             events = client.events("follow", {"txn": self.txn, "skip": self.seen}, timeout=_SILENCE_S)
             for event in events:
                 if event["ev"] == "result":
                     return self._result(event)
                 if event["ev"] == "beat":
+                    if self.owed and not self.aborting:
+                        self._confirm()
                     continue
                 self.seen += 1
                 self.begun = True
@@ -98,13 +112,15 @@ class Following:
 
     def _confirm(self) -> None:
         # Over a fresh connection: that the operator still reaches the host is what a confirm proves.
+        self.owed = False
         try:
             with self.connect() as fresh:
                 fresh.call("confirm", {"txn": self.txn, "nonce": self.nonce})
         except Unreachable:
             raise
         except OpsError as error:
-            # It ended meanwhile, or the host could not write: the events to come say how it goes on.
+            # It ended meanwhile, and the events to come say how; or the host could not write, and soon can.
+            self.owed = isinstance(error, PreconditionFailed)
             self.on_event({"ev": "note", "text": f"not confirmed: {error.what}"})
 
     def _result(self, event: dict[str, Any]) -> dict[str, Any]:
@@ -120,46 +136,57 @@ class Following:
         return outcome
 
     def _pause(self, retries: Iterator[float], error: OpsError) -> None:
-        self.on_event({"ev": "note", "text": f"the line is cut ({error.what.splitlines()[0]}); trying again"})
+        cut = isinstance(error, Unreachable)
+        said = "the line is cut" if cut else "the rollout cannot be followed"
+        self.on_event({"ev": "note", "text": f"{said} ({error.what.splitlines()[0]}); trying again"})
         try:
             time.sleep(next(retries))
         except StopIteration:
             raise OutcomeUnknown(
-                "the line to the host is cut and stays cut",
+                "the line to the host is cut and stays cut" if cut else "the rollout cannot be followed",
                 host=self.host,
                 evidence=error.what,
-                meaning=f"the rollout goes on without us; it was {self.last_state}. "
-                + (
-                    f"Unconfirmed at {self.deadline} UTC, it rolls back"
-                    if self.deadline
-                    else "Unconfirmed, it rolls back"
-                ),
+                meaning=f"the rollout goes on without us; it was {self.last_state}. {self._alone()}",
                 next=f"ddtree-ops status --host {self.host}",
             ) from None
         except KeyboardInterrupt:
-            self._interrupted()
+            self.interrupt()
 
-    def _interrupted(self) -> None:
+    def interrupt(self) -> None:
+        """The operator's SIGINT: the first asks the host to go back, the second raises Detached."""
         if self.aborting:
             raise self._detached()
         self.aborting = True
         self.on_event(
             {"ev": "note", "text": "interrupted: asking the host to roll back; interrupt again to detach"}
         )
+        self._abort()
+
+    def _abort(self) -> None:
         try:
             with self.connect() as client:
                 client.call("abort", {"txn": self.txn, "who": self.who})
+            self.abort_owed = False
         except KeyboardInterrupt:
             raise self._detached() from None
-        except OpsError:
-            pass  # unconfirmed, it rolls back at its deadline
+        except OpsError as error:
+            self.abort_owed = isinstance(error, Unreachable)
+            said = f"the host did not take it ({error.what.splitlines()[0]})"
+            self.on_event({"ev": "note", "text": said + ("; asking again" if self.abort_owed else "")})
+
+    def _alone(self) -> str:
+        """What the host does where nobody tells it anything any more."""
+        if not self.nonce:
+            return "A rollback needs no confirm: the host carries it out"
+        if not self.deadline:
+            return "Unconfirmed, it rolls back when its start has been judged"
+        return f"Unconfirmed at {self.deadline} UTC, it rolls back"
 
     def _detached(self) -> Detached:
         return Detached(
             "detached by a second interrupt",
             host=self.host,
-            meaning="the host goes on by itself: unconfirmed, the rollout is rolled back"
-            + (f" at {self.deadline} UTC" if self.deadline else " when its start has been judged"),
+            meaning=f"the host goes on by itself. {self._alone()}",
             next=f"ddtree-ops status --host {self.host}",
         )
 
@@ -179,7 +206,11 @@ def judge(host: str, outcome: dict[str, Any], wanted: str) -> None:
     if outcome.get("touched") is False:
         raise PreconditionFailed(
             f"the rollout ended before anything was touched: {failure.get('hint')}",
-            **{**fields, "meaning": "the old service was not stopped", "serving": f"{serving}, as before"},
+            **{
+                **fields,
+                "meaning": "the old service was not stopped",
+                "serving": f"{serving or 'nothing'}, as before",
+            },
         )
     if outcome["outcome"] == "rolled-back":
         as_before = (
@@ -187,8 +218,9 @@ def judge(host: str, outcome: dict[str, Any], wanted: str) -> None:
         )
         raise RolledBack(_sentence(failure, outcome), serving=as_before, **fields)
     problem = outcome.get("problem") or {}
+    said = f"{problem.get('reason')}: {problem.get('line') or problem.get('hint')}"
     raise RollbackFailed(
-        f"the rollback failed: the old service did not come back ({problem.get('reason')}: {problem.get('line')})",
+        f"the rollback failed: the old service did not come back ({said})",
         serving="nothing; the host keeps trying the confirmed release",
         **fields,
     )

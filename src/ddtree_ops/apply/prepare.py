@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,10 +12,10 @@ from ddtree_ops.apply.endpoint import Endpoint, endpoint
 from ddtree_ops.apply.secrets import for_host
 from ddtree_ops.config.model import HostConfig, Inventory
 from ddtree_ops.config.secrets import Secret
-from ddtree_ops.core.doctor import drifted, examine, refusal
+from ddtree_ops.core.doctor import drifted, examine, refusal, waived
 from ddtree_ops.core.downtime import estimate, over, warnings
 from ddtree_ops.core.errors import OpsError, PreconditionFailed, UsageProblem
-from ddtree_ops.core.finding import Level
+from ddtree_ops.core.finding import Finding, Level, grouped
 from ddtree_ops.core.modes import BASELINE
 from ddtree_ops.core.plan import Plan, Preconditions, describe_gate
 from ddtree_ops.core.proof import Proof, describe, proven, read_proofs, recorded
@@ -32,6 +32,8 @@ from ddtree_ops.units.render import Rendered, render
 
 #: Fetching the package of an engine and hashing it say nothing meanwhile (seconds).
 _PROBE_SILENCE_S = 180.0
+#: So many warnings of the preflight are told in full; the others by name.
+_WARNINGS = 6
 
 
 @dataclass(frozen=True)
@@ -84,7 +86,7 @@ def prepare(
             next=f"ddtree-ops render --host {host.name} --mode baseline, install that unit, start it, then adopt",
         )
     seen = probe(client, host, facts, series)
-    drift = _preflight(host, facts, series, mode, seen, on_event, accept)
+    findings = _preflight(host, facts, series, mode, rendered.argv, seen, on_event, accept)
     engine = seen["engine"]
     on_event(
         {"ev": "note", "text": f"sources on the host: sglang {engine['version']}, tree {engine['tree'][:16]}"}
@@ -99,7 +101,7 @@ def prepare(
     known = not series.modes.proves(mode) or recorded(proofs, mode, release.source_digest)
     return Prepared(
         host=host,
-        plan=_plan(host, facts, mode, rendered, release, seen, past["history"], proof, drift, known),
+        plan=_plan(host, facts, mode, rendered, release, seen, past["history"], proof, findings, known),
         release=release,
         endpoint=where,
         expect_state=rendered.state,
@@ -143,6 +145,7 @@ def probe(
     if host.draft:
         request["draft"] = host.draft
     found: dict[str, Any] = client.call("probe", request, timeout=_PROBE_SILENCE_S)["facts"]
+    found["transport"] = client.line
     return found
 
 
@@ -154,8 +157,10 @@ def modules(patched: Patched) -> list[str]:
     return sorted("sglang." + name.replace("/", ".") for name in names)
 
 
-def wanted(host: HostConfig, facts: Facts | None, series: Series, mode: str | None) -> Wanted:
-    """What the preflight holds the host against."""
+def wanted(
+    host: HostConfig, facts: Facts | None, series: Series, mode: str | None, argv: Sequence[str] = ()
+) -> Wanted:
+    """What the preflight holds the host against. argv: the rendered command line of `mode`."""
     return Wanted(
         host=host.name,
         service=host.service,
@@ -167,6 +172,10 @@ def wanted(host: HostConfig, facts: Facts | None, series: Series, mode: str | No
         mode=mode,
         loses=() if mode is None else series.modes.get(mode).loses,
         needs=host.needs,
+        argv=tuple(argv),
+        accepts=series.modes.accepts(),
+        hybrid_refused=None if mode is None else series.modes.get(mode).refused(True),
+        waive=host.waive,
     )
 
 
@@ -175,19 +184,33 @@ def _preflight(
     facts: Facts,
     series: Series,
     mode: str,
+    argv: Sequence[str],
     seen: dict[str, Any],
     on_event: Any,
     accept: Collection[str],
-) -> list[str]:
-    """Raise where a rule blocks that is not accepted; return where the host is not what was recorded of it."""
-    findings = examine(seen, wanted(host, facts, series, mode))
-    for finding in findings:
-        if finding.level is Level.WARN:
-            on_event({"ev": "note", "text": f"WARN {finding.rule}: {finding.evidence}"})
+) -> list[Finding]:
+    """Raise where a rule blocks that is not accepted; return all that the preflight found."""
+    findings = examine(seen, wanted(host, facts, series, mode, argv))
+    for text in _warnings(findings, host.name):
+        on_event({"ev": "note", "text": text})
     refused = refusal([f for f in findings if f.rule not in accept], host.name, _serving(seen), mode)
     if refused is not None:
         raise refused
-    return drifted(findings)
+    return findings
+
+
+def _warnings(findings: list[Finding], host: str) -> list[str]:
+    """The WARNs in few lines: what was waived first, rules that say the same at once, beyond a few their names."""
+    groups = grouped(finding for finding in findings if finding.level is Level.WARN)
+    groups.sort(key=lambda group: group[1].waived is None)
+    shown = max(_WARNINGS, sum(group[1].waived is not None for group in groups))
+    lines = [
+        f"WARN {', '.join(rules)}: {said.evidence}" + (f" (waived: {said.waived})" if said.waived else "")
+        for rules, said in groups[:shown]
+    ]
+    rest = [rule for rules, _ in groups[shown:] for rule in rules]
+    more = f"WARN {len(rest)} more: {', '.join(rest)}; ddtree-ops doctor --host {host} says what they saw"
+    return [*lines, more] if rest else lines
 
 
 def _serving(seen: dict[str, Any]) -> str | None:
@@ -256,7 +279,7 @@ def _plan(
     seen: dict[str, Any],
     past: list[dict[str, Any]],
     proof: list[str],
-    drift: list[str],
+    findings: list[Finding],
     known: bool,
 ) -> Plan:
     state = seen["state"]
@@ -306,7 +329,8 @@ def _plan(
         ],
         downtime=downtime,
         gate=describe_gate(facts.capabilities.nft, past),
-        drift=drift,
+        drift=drifted(findings),
+        waived=waived(findings),
         running=_name(running if running.get("release") == confirmed else {"release": confirmed}),
         done=confirmed == release.digest
         and service["active_state"] == "active"

@@ -46,6 +46,9 @@ def rollback(
             answer = client.call("rollback", request)
         except (Unreachable, AgentSilent):
             following.begun = False  # the request may have arrived although its reply did not
+        except KeyboardInterrupt:
+            following.begun = False
+            following.interrupt()
         if "nothing" in answer:
             return {"nothing": answer["nothing"]}
         following.txn = answer.get("txn", txn)

@@ -198,5 +198,10 @@ def open_sink(
     return Both(JsonLines(), people) if events else people
 
 
+def on_terminal() -> bool:
+    """Whether stderr is a terminal that can be drawn on."""
+    return _moves(sys.stderr)
+
+
 def _moves(stream: TextIO) -> bool:
     return stream.isatty() and os.environ.get("TERM") != "dumb" and not os.environ.get("CI")

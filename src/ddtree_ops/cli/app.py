@@ -37,6 +37,7 @@ class Verbs(LazyGroup):
         "status": _verb("status", "What runs on the hosts, and whether it is what was confirmed."),
         "logs": _verb("logs", "The service's log, or a transaction's."),
         "history": _verb("history", "What ran, who changed it, and why it failed."),
+        "diagnose": _verb("diagnose", "What a pasted log means, with no host."),
         "gc": _verb("gc", "Free what no service of a host needs any more."),
         "schema": _verb("schema", "The JSON Schema of hosts.yaml."),
         "patch": ("ddtree_ops.cli.patch", "app", "Patch series and the state of a source tree."),

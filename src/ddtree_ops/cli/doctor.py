@@ -14,6 +14,13 @@ if TYPE_CHECKING:
     from ddtree_ops.units.facts import Facts
 
 
+def complete_rules(incomplete: str) -> list[str]:
+    """Names of rules for shell completion."""
+    from ddtree_ops.core.doctor import known
+
+    return [rule for rule in known() if rule.startswith(incomplete)]
+
+
 def doctor(
     host: HostOpt = None,
     config: ConfigOpt = None,
@@ -22,13 +29,30 @@ def doctor(
         bool,
         typer.Option("--record", help="Write engine, capabilities and model as seen into facts/HOST.yaml."),
     ] = False,
+    explain: Annotated[
+        str | None,
+        typer.Option(
+            "--explain",
+            metavar="RULE",
+            help="Say what a rule is for; no host is asked.",
+            autocompletion=complete_rules,
+            show_default=False,
+        ),
+    ] = None,
+    verbose: Annotated[
+        int, typer.Option("--verbose", "-v", count=True, help="List the rules that hold too.")
+    ] = 0,
 ) -> None:
     """Preflight alone: facts and verdicts, nothing touched. Exit 3 where something speaks against a deploy."""
     from ddtree_ops.cli._common import select
+    from ddtree_ops.cli._findings import show
     from ddtree_ops.cli._sinks import document, say
     from ddtree_ops.core.doctor import refusal
     from ddtree_ops.core.errors import OpsError, PreconditionFailed
 
+    if explain is not None:
+        _explain(explain, json)
+        return
     inventory, hosts = select(config, host)
     shown: dict[str, Any] = {}
     failures: list[OpsError] = []
@@ -42,7 +66,7 @@ def doctor(
             failures.append(error)
             continue
         shown[chosen.name] = {"findings": [finding.to_json() for finding in findings]}
-        say(table(chosen.name, findings))
+        show(chosen.name, findings, verbose)
         refused = refusal(findings, chosen.name)
         if refused is not None:
             failures.append(refused)
@@ -78,15 +102,26 @@ def check(inventory: Inventory, host: HostConfig, record: bool) -> list[Finding]
     return examine(seen, wanted(host, facts, series, None))
 
 
-def table(name: str, findings: list[Finding]) -> str:
-    """The findings as a person reads them: worst in front of the eye, each with the command that helps."""
-    width = max(len(finding.rule) for finding in findings)
-    lines = [f"{name}:"]
-    for finding in findings:
-        lines.append(f"  {finding.level:<5} {finding.rule:<{width}}  {finding.evidence}")
-        if finding.remedy and finding.level != "OK":
-            lines.append(f"  {'':<5} {'':<{width}}  → {finding.remedy}")
-    return "\n".join(lines)
+def _explain(rule: str, json: bool) -> None:
+    """Print what a rule is for. Raises UsageProblem where no rule has that name."""
+    from dataclasses import asdict
+
+    from ddtree_ops.cli._findings import explained
+    from ddtree_ops.cli._sinks import document
+    from ddtree_ops.config.select import did_you_mean
+    from ddtree_ops.core.doctor import known
+    from ddtree_ops.core.errors import UsageProblem
+
+    rules = known()
+    if rule not in rules:
+        raise UsageProblem(
+            f"no rule of the preflight is named {rule or 'nothing'}{did_you_mean(rule, list(rules))}",
+            next=f"ddtree-ops doctor --explain RULE, one of: {', '.join(rules)}",
+        )
+    if json:
+        document({"rule": rule, **asdict(rules[rule])})
+    else:
+        typer.echo(explained(rule, rules[rule]))
 
 
 def _facts(inventory: Inventory, host: HostConfig) -> Facts | None:

@@ -51,6 +51,7 @@ def describe(entry: dict[str, Any]) -> str:
     if entry.get("why") and not str(entry["why"]).startswith(("deploy ", "rollback", "apply ")):
         line += f"\n    why: {entry['why']}"
     line += "".join(f"\n    adopted: {text}" for text in entry.get("adopted") or ())
+    line += "".join(f"\n    waived: {text}" for text in entry.get("waived") or ())
     failure = entry.get("failure") or {}
     if failure:
         line += f"\n    {failure.get('phase')} ({failure.get('reason')}): {failure.get('line') or failure.get('hint')}"

@@ -64,6 +64,7 @@ def describe(plan: Plan) -> str:
         f"{plan.host}: {plan.service} → {plan.mode}, release {plan.release} (now {plan.running})",
         *(f"  drift: {text}" for text in plan.drift),
         *(["  a deploy is refused until --adopt takes that over, or it is put back"] if plan.drift else ()),
+        *(f"  waived: {text}" for text in plan.waived),
         unified(before, after, f"command line now, {plan.running}", f"command line in {plan.mode}"),
         *(f"  change: {text}" for text in plan.changes),
         *(f"  clients lose: {text}" for text in plan.loses),

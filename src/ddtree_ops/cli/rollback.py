@@ -44,6 +44,6 @@ def rollback(
         say(
             f"{chosen.name}: {nothing}"
             if nothing
-            else f"{chosen.name}: back on {outcome['serving']}"
+            else f"{chosen.name}: back on {outcome['serving'] or 'what ran before'}"
             + (f", downtime {outcome['downtime_s']} s" if outcome.get("downtime_s") else "")
         )

@@ -168,6 +168,8 @@ def _problem(detail: ErrorDetails, document: Document) -> Problem:
     elif detail["type"] == "missing":
         loc_hint = {"version": "write `version: 1` at the top", "hosts": "name at least one host"}
         message = f"missing: {loc_hint.get(str(loc[-1]), 'required')}"
+    elif bad_key and "waive" in loc:
+        pass  # the message says which rule and why
     elif bad_key:
         what = "variable name" if "environment" in loc else "name (letters, digits, . _ -)"
         message = f"not a {what}"

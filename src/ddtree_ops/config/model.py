@@ -53,6 +53,26 @@ def _feature(value: str) -> str:
     return value
 
 
+def _waivable(rule: str) -> str:
+    from ddtree_ops.config.select import did_you_mean
+    from ddtree_ops.core.doctor import known
+
+    rules = known()
+    if rule not in rules:
+        raise ValueError(f"no rule of the preflight has this name{did_you_mean(rule, list(rules))}")
+    if not rules[rule].waivable:
+        raise ValueError(f"cannot be waived: {rules[rule].why}")
+    return rule
+
+
+def _reason(value: str) -> str:
+    if not value.strip():
+        raise ValueError("a waiver needs a reason: it is shown in plans and recorded in the host's history")
+    if re.search(r"[\x00-\x1f]", value.strip()):
+        raise ValueError("the reason of a waiver is one line")
+    return value.strip()
+
+
 def _interpreter(value: str) -> str:
     if not value.startswith("/"):
         raise ValueError("must be an absolute path on the host, such as /root/ml-env/bin/python3")
@@ -81,6 +101,12 @@ EnvironmentValue = Annotated[
     ),
 ]
 Environment = dict[Annotated[str, Field(pattern=VARIABLE)], EnvironmentValue]
+
+
+Waivers = dict[
+    Annotated[str, AfterValidator(_waivable)],
+    Annotated[str, AfterValidator(_reason), WithJsonSchema({"type": "string", "pattern": r"\S"})],
+]
 
 
 class Timeouts(_Strict):
@@ -164,6 +190,7 @@ class HostConfig(HostKeys):
     name: str
     groups: tuple[str, ...] = ()
     needs: tuple[Need, ...] = ()
+    waive: Waivers = {}
 
     @property
     def target(self) -> str:
@@ -179,6 +206,10 @@ class HostEntry(HostKeys):
     """A host as written."""
 
     groups: list[str] = Field(default_factory=list, description="groups whose keys it takes, later ones win")
+    waive: Waivers = Field(
+        default_factory=dict,
+        description="rules of the preflight that may not stop a deploy here, each with its reason: BLOCK becomes WARN",
+    )
 
 
 class InventoryFile(_Strict):

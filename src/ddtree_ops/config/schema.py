@@ -6,11 +6,14 @@ import json
 from typing import Any
 
 from ddtree_ops.config.model import InventoryFile
+from ddtree_ops.core.doctor import known
 
 
 def hosts_schema() -> dict[str, Any]:
     """Return the schema (draft 2020-12)."""
     schema = InventoryFile.model_json_schema(by_alias=True)
+    names = [name for name, rule in known().items() if rule.waivable]
+    schema["$defs"]["HostEntry"]["properties"]["waive"]["propertyNames"] = {"enum": names}
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         **schema,

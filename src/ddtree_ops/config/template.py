@@ -35,5 +35,6 @@ hosts:
     groups: [h200]
     # address: 10.0.0.129
     # ssh_port: 22
+    # waive: {cuda-kernel: "rebuilt here"}    # let this rule pass: a WARN with the reason, kept in the history
     # ssh_config: ./ssh_config  # jump hosts, identities and known_hosts as ssh knows them
 """

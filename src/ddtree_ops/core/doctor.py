@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from ddtree_ops.core import abi, doctor_engine, doctor_host, doctor_unit
-from ddtree_ops.core.checks import arch, binaries, caches, python_env, sources, toolchain
+from ddtree_ops.core.checks import every
+from ddtree_ops.core.checks.about import CORE, About
 from ddtree_ops.core.checks.python_env import serving
 from ddtree_ops.core.checks.rule import Rule as AreaRule
 from ddtree_ops.core.errors import HostLocked, OpsError, PreconditionFailed
@@ -44,18 +46,19 @@ RULES: tuple[tuple[str, str, Rule], ...] = (
     ("facts", "service", doctor_unit.drift),
     ("drift", "state", doctor_unit.confirmed),
 )
-#: The rules of the areas in core/checks, in the order in which a person reads them.
-AREA_RULES: tuple[AreaRule[Any], ...] = (
-    *python_env.RULES,
-    *binaries.RULES,
-    *arch.RULES,
-    *toolchain.RULES,
-    *caches.RULES,
-    *sources.RULES,
-)
+AREA_RULES = every.RULES
 SECTIONS = tuple({rule.section.name: rule.section for rule in AREA_RULES}.values())
 #: Without these nothing can be deployed at all: not knowing them blocks.
 NEEDED = {"launch": "hosts.yaml: interpreter: /path/to/bin/python3"}
+
+
+def known() -> dict[str, About]:
+    """Every rule that a finding can name, in the order in which a person reads them."""
+    areas = {
+        rule.id: About(rule.why, rule.reports, rule.waivable, rule.section.name, rule.section.gpu)
+        for rule in AREA_RULES
+    }
+    return {**CORE, **areas}
 
 
 def examine(probe: dict[str, Any], wanted: Wanted) -> list[Finding]:
@@ -74,7 +77,18 @@ def examine(probe: dict[str, Any], wanted: Wanted) -> list[Finding]:
             found.append(warn(name, f"unknown: {seen.why}", f"ddtree-ops doctor --host {wanted.host}"))
     for area_rule in AREA_RULES:
         found += _area(area_rule, live, wanted)
-    return found
+    return _waived(found, wanted.waive)
+
+
+def _waived(findings: Sequence[Finding], waive: Mapping[str, str]) -> list[Finding]:
+    """A BLOCK that a person lets pass, with a reason, becomes a WARN that carries it."""
+    rules = known() if waive else {}
+    return [
+        replace(finding, level=Level.WARN, waived=waive[finding.rule])
+        if finding.level is Level.BLOCK and finding.rule in waive and rules[finding.rule].waivable
+        else finding
+        for finding in findings
+    ]
 
 
 def _area(rule: AreaRule[Any], live: Live, wanted: Wanted) -> Sequence[Finding]:
@@ -102,6 +116,11 @@ def drifted(findings: Sequence[Finding]) -> list[str]:
     return [stop.evidence for stop in blocked(findings) if stop.rule in DRIFT]
 
 
+def waived(findings: Sequence[Finding]) -> list[str]:
+    """What would have blocked and is let pass, a sentence each, for the plan and the host's history."""
+    return [f"{one.rule}: {one.waived} ({one.evidence})" for one in findings if one.waived]
+
+
 def refusal(
     findings: Sequence[Finding], host: str, serving: str | None = None, mode: str | None = None
 ) -> OpsError | None:
@@ -116,8 +135,10 @@ def refusal(
         return None
     if mode is not None and all(stop.rule in DRIFT for stop in stops):
         return _unknown_state(stops, host, serving, mode)
-    first = stops[0]
-    rest = f"; {len(stops) - 1} more: {', '.join(sorted({s.rule for s in stops[1:]}))}" if stops[1:] else ""
+    # A rollout on its way explains much of what else looks wrong: its trial, say, that is not loaded yet.
+    first = next((stop for stop in stops if stop.rule == "transaction"), stops[0])
+    others = sorted({stop.rule for stop in stops if stop is not first})
+    rest = f"; {len(stops) - 1} more: {', '.join(others)}" if others else ""
     kind = HostLocked if first.rule == "transaction" else PreconditionFailed
     return kind(
         f"preflight: {first.evidence}{rest}",

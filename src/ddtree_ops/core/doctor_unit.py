@@ -27,6 +27,9 @@ def loaded(service: Service, _: Live, wanted: Wanted) -> list[Finding]:
     if service.load_state != "loaded":
         said = f"{wanted.service} does not load: {service.load_state}"
         return [block("unit", said, f"ssh {wanted.host} systemctl status {wanted.service}")]
+    if service.unit_file_state == "disabled":
+        said = f"{wanted.service} is {service.active_state}, but disabled: after a reboot nothing starts it"
+        return [warn("unit", said, f"ssh {wanted.host} systemctl enable {wanted.service}")]
     if service.active_state == "active":
         return [
             ok(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 
 
@@ -16,10 +17,13 @@ class Level(StrEnum):
 
 @dataclass(frozen=True)
 class Finding:
+    """waived: the reason for which a person lets pass what would have blocked."""
+
     rule: str
     level: Level
     evidence: str
     remedy: str | None = None
+    waived: str | None = None
 
     def to_json(self) -> dict[str, str | None]:
         """The finding as `doctor --json` prints it."""
@@ -39,3 +43,14 @@ def warn(rule: str, evidence: str, remedy: str | None = None) -> Finding:
 def block(rule: str, evidence: str, remedy: str) -> Finding:
     """A rule that is broken: exit 3."""
     return Finding(rule, Level.BLOCK, evidence, remedy)
+
+
+def grouped(findings: Iterable[Finding]) -> list[tuple[list[str], Finding]]:
+    """(rules, finding) worst first; rules that say the very same, such as why nothing is known, are told once."""
+    found: dict[Finding, list[str]] = {}
+    for finding in findings:
+        rules = found.setdefault(replace(finding, rule=""), [])
+        if finding.rule not in rules:
+            rules.append(finding.rule)
+    order = [Level.BLOCK, Level.WARN, Level.OK]
+    return sorted(((rules, said) for said, rules in found.items()), key=lambda one: order.index(one[1].level))

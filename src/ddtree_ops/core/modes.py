@@ -128,6 +128,15 @@ class Modes:
         """Whether every mode drops this flag."""
         return flag not in self.keep and any(fnmatch.fnmatchcase(flag, pattern) for pattern in self.drop)
 
+    def accepts(self) -> dict[str, tuple[str, ...]]:
+        """The flags that some mode sets or adds, each with the values that it gives them (`{host keys}` left out)."""
+        found: dict[str, tuple[str, ...]] = {}
+        for mode in self.modes.values():
+            for flag, value in (*mode.set, *((rule.flag, rule.value) for rule in mode.add)):
+                plain = (value,) if value and not value.startswith("{") else ()
+                found[flag] = tuple(dict.fromkeys((*found.get(flag, ()), *plain)))
+        return found
+
     def get(self, name: str) -> Mode:
         """Return a mode by name. Raises UsageProblem for an unknown one."""
         if name not in self.modes:

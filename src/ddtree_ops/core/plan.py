@@ -31,7 +31,7 @@ class Plan:
     """A deploy, printable and serialisable. `running`: mode and release confirmed now, `argv_before`: their command
     line; `changes`: sentences; `loses`: what clients lose against the baseline; `downtime`: from the host's own last
     starts; `gate`: a sentence from what its nft can do; `drift`: where the host is not what was recorded of it, which
-    a deploy refuses."""
+    a deploy refuses; `waived`: what the preflight would have refused, let pass by hosts.yaml, with the reason."""
 
     host: str
     service: str
@@ -49,6 +49,7 @@ class Plan:
     downtime: Downtime = UNMEASURED
     gate: str = ""
     drift: Sequence[str] = ()
+    waived: Sequence[str] = ()
     running: str = ""
     done: bool = False
 

@@ -46,6 +46,12 @@ PHASE_OF: Dict[str, Tuple[str, ...]] = {
     "ssh/push": ("transport",),
     "push": ("transport",),
     "push/start": ("transport", *_ALL),
+    "push/start/kernel": ("transport", "kernel", *_ALL),
+    "start/push": (*_ALL, "transport"),
+    "start/probe": (*_ALL, "preflight"),
+    # Only a log that somebody pasted shows these: no start is judged by them.
+    "outside": ("outside",),
+    "pasted": ("pasted",),
 }
 #: What the collected signatures advise -> the role a line plays for us (a signature may name a narrower one).
 ROLE_OF: Dict[str, str] = {
@@ -66,17 +72,27 @@ _DEADLY = 5  # the exception of a traceback that a process died of
 _TRACE = 3  # the exception of a traceback that no signature knows
 _KILLS = ("root", "fatal", "effect", "consequence")
 
+#: What writes in front of a line: journal and syslog, docker and kubernetes, dmesg, torchrun, vLLM, glog.
 _STAMP = re.compile(
-    r"^(?:\x1b\[[0-9;]*m)*(?:\w{3} +\d+ [\d:]{8} \S+ [^\s\[]+\[\d+\]: |\d{4}-\d\d-\d\dT\S+ \S+ [^\s\[]+\[\d+\]: )?"
+    r"^(?:\w{3} +\d+ [\d:]{8}(?:\.\d+)? \S+ [^\s\[:]+(?:\[\d+\])?: |\d{4}-\d\d-\d\dT\S+ \S+ [^\s\[:]+(?:\[\d+\])?: "
+    r"|\d{4}-\d\d-\d\d[T ][\d:.,]+(?:Z|[+-]\d\d:?\d\d)?(?: std(?:out|err) [FP])? (?=\S)|[\w.-]+ +\| |\[ *\d+\.\d{6}\] "
+    r"|\[\w{3} \w{3} +\d+ [\d:]{8} \d{4}\] |\[rank\d+\]: ?|\(\w[\w ]* pid=\d+[^)]*\) ?"
+    r"|(?:ERROR|WARNING|INFO|CRITICAL|DEBUG) \d\d-\d\d [\d:.]+ \[[\w./]+(?::\d+)?\] ?|[EWIF]\d{4} [\d:.]+ +\d+ [\w./]+:\d+\] )"
 )
-_ANSI = re.compile(r"\x1b\[[0-9;]*m")
+_ANSI = re.compile(
+    r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ufeff]"
+)
 _HEADER = "Traceback (most recent call last)"
 _EXCEPTION = re.compile(
-    r"^[A-Za-z_][\w.]*(?:Error|Exception|Exit|Interrupt|Timeout|Expired|Failure|Failed)\w*(?:: |:?$)"
+    r"^[A-Za-z_][\w.]*(?:Error|Exception|Exit|Interrupt|Timeout|Expired|Failure|Failed|OutOfResources|Empty|Again)\w*"
+    r"(?:: |:?$)"
 )
 _CHAINED = re.compile(r"^(?:During handling of the above exception|The above exception was the direct cause)")
 _CHILD = re.compile(r"^Process \w*Process-\d[\d:]*:$")
-_SOFT = re.compile(r"(?i)\bignor\w+|\bfall(?:ing|s)? ?back\b|\bretrying\b|\bwarning\b|\w+Warning:|\bskipp\w+")
+_SOFT = re.compile(
+    r"(?i)\bignor\w+|\bfall(?:ing|s)? ?back\b|\bretrying\b|\bwarning\b|\w+Warning:|\bskipp\w+|\boverriding\b|\bdefaulting\b"
+    r"|\bnon-fatal\b|\bwill (?:use the )?default\b"
+)
 _SECRET = re.compile(
     r"(?i)((?:api|admin|access|hf|auth)[-_]?\w*(?:key|token)['\"]?\s*[=:]\s*|--\S*(?:key|token)['\"]?[ =,]+|bearer\s+)"
     r"('[^']*'|\"[^\"]*\"|[^\s,;)]+)"
@@ -89,7 +105,7 @@ _BEFORE, _AFTER = 6, 4
 @dataclass(frozen=True)
 class Signature:
     """One known line. `phases`: where it is looked for; `reason`: a word for machines; `host`: the host broke, not
-    the release."""
+    the release; `firm`: no "warning" or "ignored" beside it takes anything back."""
 
     id: str
     pattern: "Pattern[str]"
@@ -98,6 +114,7 @@ class Signature:
     reason: str
     hint: str
     host: bool = False
+    firm: bool = False
 
 
 @dataclass(frozen=True)
@@ -113,6 +130,7 @@ class Evidence:
     hint: str = "an exception in the engine itself: the lines around it say where"
     host: bool = False
     known: bool = False
+    id: str = ""
 
 
 def load(text: str) -> List[Signature]:
@@ -144,6 +162,7 @@ def _signature(entry: Dict[str, Any]) -> Signature:
         reason=entry["reason"],
         hint=entry["hint"],
         host=bool(entry.get("host", False)),
+        firm=bool(entry.get("firm", False)),
     )
 
 
@@ -159,11 +178,33 @@ def match(line: str, phase: str, signatures: List[Signature]) -> Optional[Signat
     return None
 
 
+def plain(line: str) -> str:
+    """A log line without colours and control characters."""
+    return _ANSI.sub("", line).rstrip()
+
+
+def bare(line: str) -> str:
+    """`plain`, and without what a journal, a container or a launcher writes in front of the line."""
+    text = plain(line)
+    for _ in range(3):  # docker in front of torchrun in front of vLLM
+        text, found = _STAMP.subn("", text, count=1)
+        if not found:
+            break
+    return text
+
+
 def clean(line: str) -> str:
-    """A log line without colours and syslog prefix, cut to a width that a report can hold, secrets blanked."""
-    text = _ANSI.sub("", _STAMP.sub("", line, count=1)).rstrip()
+    """`bare`, cut to a width that a report can hold, secrets blanked."""
+    text = bare(line)
     text = _TOKEN.sub("***", _SECRET.sub(r"\1***", text))
     return text if len(text) <= _WIDTH else text[: _WIDTH - 1] + "…"
+
+
+def _is_soft(signature: Signature, line: str) -> bool:
+    """Whether the line takes back what it says (ignored, falling back, a warning), outside the known words."""
+    if signature.firm or signature.role not in ("fatal", "root", "explains"):
+        return False
+    return _SOFT.search(signature.pattern.sub(" ", line, count=1)) is not None
 
 
 @dataclass
@@ -188,7 +229,7 @@ class Scanner:
 
     def feed(self, raw: str, phase: str) -> Optional[Signature]:
         """Take one line in `phase`; return the signature that it matched, if any."""
-        whole, line = _ANSI.sub("", _STAMP.sub("", raw, count=1)).rstrip(), clean(raw)
+        whole, line = bare(raw), clean(raw)
         self._follow(line)
         signature = match(whole, phase, self.signatures)
         found = self._judge(whole, line, signature, phase)
@@ -197,6 +238,11 @@ class Scanner:
         if line:
             self._recent.append(line)
         return signature
+
+    @property
+    def in_traceback(self) -> bool:
+        """Whether the lines now are frames of a traceback whose exception has not come yet."""
+        return self._open > 0
 
     def recent(self) -> List[str]:
         """The last lines, for a failure that left no cause in the log."""
@@ -247,7 +293,7 @@ class Scanner:
     def _evidence(self, line: str, signature: Signature, phase: str) -> Optional[Evidence]:
         if signature.role not in _RANK:
             return None
-        soft = signature.role in ("fatal", "root") and not self._open and _SOFT.search(line) is not None
+        soft = not self._open and _is_soft(signature, line)
         return Evidence(
             line=line,
             context=self._context(line),
@@ -258,6 +304,7 @@ class Scanner:
             hint=signature.hint,
             host=signature.host,
             known=True,
+            id=signature.id,
         )
 
     def _weigh(self, found: Evidence) -> None:
@@ -266,7 +313,7 @@ class Scanner:
             self.best, self._after = found, _AFTER
         elif found.known and not self.best.known and found.rank == self.best.rank:
             # The wrapper of an exception that nobody knows still says what it happened in.
-            self.best = replace(self.best, reason=found.reason, hint=found.hint, known=True)
+            self.best = replace(self.best, id=found.id, reason=found.reason, hint=found.hint, known=True)
 
     def _context(self, line: str) -> Tuple[str, ...]:
         return (*self._recent, line)

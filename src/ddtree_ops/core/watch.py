@@ -4,135 +4,32 @@ Pure: no clock, no I/O; every observation carries its time. Standard library onl
 """
 
 import re
-from dataclasses import dataclass, field, replace
-from typing import Any, Dict, List, Mapping, Optional, Pattern, Sequence, Set, Tuple
+from dataclasses import replace
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Set, Tuple
 
+from . import watch_unit
 from .signatures import PHASES, Evidence, Scanner, Signature, clean
+from .watch_facts import Expect, Limits, Observation, Probe, UnitState, Verdict
+from .watch_info import same, shown, told
+from .watch_motion import Motion
 
-#: A process tree that burns less than this share of one core moves nothing (watchdog threads wake up all the time).
-_IDLE_SHARE = 0.02
-_HZ = 100.0
+__all__ = [
+    "Expect",
+    "Limits",
+    "Observation",
+    "Probe",
+    "UnitState",
+    "Verdict",
+    "Watch",
+    "blame_host",
+    "replay",
+    "start",
+]
+
 #: Seconds that a verdict waits for the rest of the log: with a cause in hand, and without one.
 _SETTLE, _SETTLE_MAX, _SETTLE_BLIND = 0.5, 1.0, 1.25
 _SETTLE_TROUBLE = 3.0  # a request failed, the process lives: a killed scheduler takes it down within 2 s
-_STEP_MAX = 5.0  # a longer gap between two observations is the watcher's own pause, not the engine's
 _PORT_GRACE = 1.0
-_GPU_NOISE = 1 << 20
-_TIME_PREFIX: "Pattern[str]" = re.compile(r"^\[[\d\-: ]+\S*\]\s*")
-
-
-@dataclass(frozen=True)
-class Limits:
-    """Seconds. Per phase how long nothing may move; `cap` bounds any phase absolutely; `process` is how long systemd
-    may take to show a main process."""
-
-    process: float = 15
-    imports: float = 30
-    weights: float = 120
-    graphs: float = 180
-    serve: float = 30
-    cap: float = 1800
-
-    def of(self, phase: str) -> float:
-        """The stall limit of a phase."""
-        own = {
-            "process": self.process,
-            "import": self.imports,
-            "weights": self.weights,
-            "graphs": self.graphs,
-        }
-        return own.get(phase, self.serve)
-
-
-@dataclass(frozen=True)
-class Expect:
-    """What a good start looks like: `state` is what server info must say, `generations` how many answers count as
-    serving, the bounds are the least capacity (None: not judged), `log` False where the unit writes no log that we
-    can read."""
-
-    state: Mapping[str, Any] = field(default_factory=dict)
-    generations: int = 4
-    min_tokens: Optional[int] = None
-    min_requests: Optional[int] = None
-    min_context: Optional[int] = None
-    log: bool = True
-
-
-@dataclass(frozen=True)
-class UnitState:
-    """`systemctl show` of the unit (org.freedesktop.systemd1(5)); `exited_at` is ExecMainExitTimestamp on the clock
-    of the observations, None while the process lives."""
-
-    active: str
-    sub: str
-    result: str = "success"
-    main_pid: int = 0
-    exec_main_status: int = 0
-    exec_main_code: int = 0
-    n_restarts: int = 0
-    invocation: str = ""
-    exited_at: Optional[float] = None
-
-
-@dataclass(frozen=True)
-class Probe:
-    """What HTTP said: last status of /health (None: no answer yet), whose socket listens on the port (`holder` names
-    it in words), generations answered, failures in words."""
-
-    health: Optional[int] = None
-    owner: str = "none"
-    generations: int = 0
-    failures: Sequence[str] = ()
-    holder: str = ""
-
-
-@dataclass(frozen=True)
-class Observation:
-    """One look at the engine at `t` (seconds, CLOCK_BOOTTIME). `unit` is None until systemd shows the run that is
-    watched instead of the one before. Counters are sums over the unit's processes; None
-    where the host cannot say."""
-
-    t: float
-    unit: Optional[UnitState] = None
-    lines: Sequence[str] = ()
-    cpu_ticks: Optional[int] = None
-    io_bytes: Optional[int] = None
-    procs: int = 0
-    gpu_bytes: Optional[int] = None
-    compilers: int = 0
-    probe: Optional[Probe] = None
-    server_info: Optional[Mapping[str, Any]] = None
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """PASS, FAIL (the release), ENV (the host) or, from `replay` alone, INCONCLUSIVE. `line` is the first fatal line,
-    `died_at` when the process ended (None: it lives), `t` when this was decided."""
-
-    kind: str
-    phase: str
-    reason: str = ""
-    line: str = ""
-    context: Tuple[str, ...] = ()
-    hint: str = ""
-    died_at: Optional[float] = None
-    t: float = 0.0
-
-    @property
-    def lag_s(self) -> Optional[float]:
-        """Seconds from the death of the process to this verdict."""
-        return None if self.died_at is None else round(max(0.0, self.t - self.died_at), 2)
-
-    def to_json(self) -> Dict[str, Any]:
-        """As docs/protocol.md section 5 has it."""
-        event = {
-            "ev": "verdict",
-            "verdict": self.kind,
-            "phase": self.phase,
-            "reason": self.reason,
-            "line": self.line,
-        }
-        return dict(event, context=list(self.context), hint=self.hint, lag_s=self.lag_s)
 
 
 #: One event as docs/protocol.md section 5 has it; core.events gives it back its type on the other side.
@@ -164,7 +61,7 @@ class Watch:
         self.scanner = Scanner(signatures)
         self._milestones = [s for s in signatures if s.role in ("passed", "entered")]
         self._counters = [s for s in signatures if s.role == "wait" and "done" in s.pattern.groupindex]
-        self._motion = _Motion()
+        self._motion = Motion()
         self._events: List[Event] = []
         self._begun: Optional[float] = None
         self._unit: Optional[UnitState] = None  # first state of the run that we watch
@@ -262,7 +159,7 @@ class Watch:
             return
         if self._unit is None:
             self._unit = unit
-        self._dead = _death(unit, self._unit)
+        self._dead = watch_unit.death(unit, self._unit)
         if self._dead is not None:
             self._died_at = unit.exited_at if unit.exited_at is not None else obs.t
             self._lost_at = obs.t if self._lost_at is None else self._lost_at
@@ -298,9 +195,9 @@ class Watch:
             self._fail(
                 obs, "generation-failed", self._trouble, "the server is up but does not answer requests"
             )
-        elif best is None or (reason and _systemd_knows_better(reason, best)):
+        elif best is None or (reason and watch_unit.knows_better(reason, best)):
             told = best is not None and not reason.startswith("exited")
-            line = best.line if best is not None and told else _systemd_says(obs.unit)
+            line = best.line if best is not None and told else watch_unit.says(obs.unit)
             context = best.context if best is not None and told else tuple(self.scanner.recent())
             self._decide(obs, "FAIL", reason, line, context, hint)
         else:
@@ -334,10 +231,10 @@ class Watch:
 
     def _judge_mode(self, obs: Observation, info: Mapping[str, Any]) -> None:
         wrong = [
-            f"{key} is {_shown(told)}, planned {_shown(planned)}"
+            f"{key} is {shown(said)}, planned {shown(planned)}"
             for key, planned in self.expect.state.items()
-            for told in [_told(info, key)]
-            if not _same(told, planned)
+            for said in [told(info, key)]
+            if not same(said, planned)
         ]
         if wrong:
             self._fail(
@@ -357,8 +254,8 @@ class Watch:
                 continue
             have = self._capacity.get(name)
             if have is None:
-                told = _told(info, key)
-                have = told if isinstance(told, int) else None
+                said = told(info, key)
+                have = said if isinstance(said, int) else None
             if have is None:
                 # The log line may still be on its way, and another engine release may not say it at all.
                 self._events.append({"ev": "note", "text": f"{key} is not told: not compared with {bound}"})
@@ -439,139 +336,6 @@ _STALL_HINT = "CPU, disk, GPU memory and log all stood still; py-spy dump of the
 _CAPACITY_HINT = (
     "memory was taken by something else, or by the draft and its graphs: the pool shrank instead of failing"
 )
-_SYSTEMD_KNOWS = ("oom-kill", "exec-failed", "watchdog", "start-timeout", "stopped")
-
-
-class _Motion:
-    """How long nothing has moved: `still` counts with CPU, `stuck` without it and without disk traffic."""
-
-    def __init__(self) -> None:
-        self.still = self.stuck = 0.0
-        self._last: Optional[Observation] = None
-        self._mark: Tuple[float, int] = (0.0, 0)
-        self._lines: Set[str] = set()
-
-    def new_line(self, raw: str, signature: Optional[Signature]) -> bool:
-        """Whether a line is news: the same sentence again, or one that only explains waiting, is not."""
-        text = _TIME_PREFIX.sub("", raw).strip()
-        counts = signature is None or signature.role != "wait" or "done" in signature.pattern.groupindex
-        if not text or text in self._lines or '" 503' in text or "HTTP/1" in text:
-            return False
-        if len(self._lines) > 4000:
-            self._lines.clear()
-        self._lines.add(text)
-        return counts
-
-    def take(self, obs: Observation, fresh: bool) -> None:
-        """Account for the time since the observation before."""
-        last, self._last = self._last, obs
-        if last is None:
-            self._mark = (obs.t, obs.cpu_ticks or 0)
-            return
-        step = min(max(obs.t - last.t, 0.0), _STEP_MAX)
-        outer = (
-            obs.compilers > 0 or _jumped(obs.gpu_bytes, last.gpu_bytes) or _answered(obs.probe, last.probe)
-        )
-        inner = fresh or self._busy(obs) or obs.procs != last.procs or obs.io_bytes != last.io_bytes
-        self.stuck = 0.0 if outer else self.stuck + step
-        self.still = 0.0 if outer or inner else self.still + step
-
-    def _busy(self, obs: Observation) -> bool:
-        since, ticks = self._mark
-        if obs.cpu_ticks is None:
-            return False
-        if obs.cpu_ticks < ticks:  # a process left the tree and took its share along
-            self._mark = (obs.t, obs.cpu_ticks)
-            return False
-        if obs.cpu_ticks - ticks < 2 + _IDLE_SHARE * _HZ * (obs.t - since):
-            return False
-        self._mark = (obs.t, obs.cpu_ticks)
-        return True
-
-
-def _jumped(now: Optional[int], before: Optional[int]) -> bool:
-    return now is not None and before is not None and abs(now - before) >= _GPU_NOISE
-
-
-def _answered(now: Optional[Probe], before: Optional[Probe]) -> bool:
-    return now is not None and before is not None and now.generations > before.generations
-
-
-def _systemd_knows_better(reason: str, best: Evidence) -> bool:
-    """Whether the unit's end says more than what the log has: mere consequences, or effects of a kill."""
-    return best.rank <= 1 or (best.rank <= 2 and reason in _SYSTEMD_KNOWS)
-
-
-def _death(unit: UnitState, first: UnitState) -> Optional[Tuple[str, str]]:
-    """Why systemd holds the run for over, as (reason, hint); None while it lives."""
-    restarted = unit.invocation != first.invocation or unit.n_restarts > first.n_restarts
-    gone = unit.active in ("failed", "inactive", "deactivating") or unit.sub in (
-        "auto-restart",
-        "exited",
-        "dead",
-    )
-    if not gone and not restarted and unit.sub != "auto-restart-queued":
-        return None
-    if restarted and unit.main_pid:
-        return (
-            "restarted",
-            "the process ended and systemd has started it again: the first failure is what counts",
-        )
-    if unit.sub.startswith(("stop-sig", "stop")) and unit.result == "success" and unit.main_pid:
-        return "stopped", "somebody stopped the unit during the start"
-    return _ending(unit)
-
-
-def _ending(unit: UnitState) -> Tuple[str, str]:
-    named = {
-        "oom-kill": ("oom-kill", "the kernel's OOM killer ended it: checkpoint against RAM, MemoryMax="),
-        "watchdog": ("watchdog", "WatchdogSec= of the unit expired"),
-        "timeout": (
-            "start-timeout",
-            "a limit of the unit expired (TimeoutStartSec=): longer than the load needs",
-        ),
-    }
-    if unit.result in named:
-        return named[unit.result]
-    if unit.exec_main_code in (2, 3):
-        hint = "killed by a signal that the log does not explain: the OOM killer or a person (dmesg | tail)"
-        return f"signal-{unit.exec_main_status}", hint
-    if 200 <= unit.exec_main_status <= 245:  # systemd.exec(5), "Process exit codes"
-        return "exec-failed", f"systemd could not execute the command (status {unit.exec_main_status})"
-    if unit.exec_main_status == 0:
-        return "exited-0", "exit status 0 of a server is a crash all the same, or somebody stopped it"
-    return f"exit-{unit.exec_main_status}", "the process ended by itself; its last lines say why"
-
-
-def _systemd_says(unit: Optional[UnitState]) -> str:
-    if unit is None:
-        return ""
-    return (
-        f"systemd: {unit.active} ({unit.sub}), Result={unit.result}, ExecMainStatus={unit.exec_main_status}"
-    )
-
-
-_ABSENT = object()
-
-
-def _told(info: Mapping[str, Any], key: str) -> Any:
-    """A value of server info: at the top, or in the scheduler's own part."""
-    if key in info and info[key] is not None:
-        return info[key]
-    states = info.get("internal_states")
-    if isinstance(states, list) and states and isinstance(states[0], dict) and key in states[0]:
-        return states[0][key]
-    return info.get(key, _ABSENT)
-
-
-def _same(told: Any, planned: Any) -> bool:
-    if isinstance(planned, bool) or planned is None:
-        return told is planned
-    return told is not _ABSENT and str(told) == str(planned)
-
-
-def _shown(value: Any) -> str:
-    return "absent" if value is _ABSENT else str(value)
 
 
 def replay(text: str, signatures: List[Signature], expect: Optional[Expect] = None) -> Verdict:

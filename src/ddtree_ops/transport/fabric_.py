@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-from paramiko.ssh_exception import SSHException
+from paramiko.ssh_exception import ChannelException, SSHException
 
 from ddtree_ops.core.errors import Unreachable
 from ddtree_ops.transport.base import Completed, Stream
@@ -62,6 +62,8 @@ class FabricTransport:
             channel = pulse.transport.open_session(timeout=self.settings.connect_timeout)
             channel.settimeout(self.settings.connect_timeout)
             channel.exec_command(shlex.join(argv))
+        except ChannelException as error:
+            raise self._no_session(str(error)) from None
         except _BREAKS as error:
             raise self._broken(pulse, "no command could be started", str(error) or None) from None
         pipe = _ChannelPipe(channel, pulse, lambda: self._broken(pulse))
@@ -84,6 +86,16 @@ class FabricTransport:
             what = f"the host did not answer for {_DEAD_AFTER:g} s"
         return Unreachable(
             what, host=self.host, evidence=evidence, next=f"ddtree-ops status --host {self.host}"
+        )
+
+    def _no_session(self, evidence: str) -> Unreachable:
+        """sshd holds the connection and opens no channel: MaxSessions of sshd_config(5)."""
+        return Unreachable(
+            "sshd opens no more sessions on our connection",
+            host=self.host,
+            evidence=evidence or None,
+            meaning="MaxSessions is reached, or the account may not run commands; nothing was started",
+            next=f"on the host: sshd -T | grep -i maxsessions; then ddtree-ops status --host {self.host}",
         )
 
     def _late(self, argv: Sequence[str], text: str) -> Unreachable:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import random
 import threading
+import time
 from typing import Any
 
 import fabric
@@ -12,13 +14,33 @@ import paramiko
 from paramiko.ssh_exception import ChannelException, IncompatiblePeer, SSHException
 
 from ddtree_ops.core.errors import OpsError, Unreachable
+from ddtree_ops.core.refusals import explain
 from ddtree_ops.transport.auth import KeysOnly
 from ddtree_ops.transport.host_key import HostKeyPolicy
 from ddtree_ops.transport.ssh_settings import SshSettings
 from ddtree_ops.transport.ssh_socket import Proxy, tcp, through
 
+#: How often an sshd that hung up is asked, and the pause before it is asked again (seconds).
+_TRIES, _PAUSE_S = 3, (0.2, 0.8)
 # Paramiko logs tracebacks of connections that break; our errors say it.
 logging.getLogger("paramiko").addHandler(logging.NullHandler())
+
+
+_MEANING = (
+    "too many connections at once (MaxStartups of sshd), a loaded host, slow reverse DNS (UseDNS), or no sshd;"
+    f" asked {_TRIES} times, nothing was sent to it"
+)
+
+
+class _Late(Exception):
+    """The deadline passed while a connection was being made."""
+
+
+def _dropped(error: BaseException | None) -> bool:
+    """Whether the far side hung up before it said who it is."""
+    if isinstance(error, (EOFError, ConnectionResetError, BrokenPipeError)):
+        return True
+    return isinstance(error, SSHException) and "banner" in str(error)
 
 
 class Line:
@@ -32,7 +54,27 @@ class Line:
         self._proxy: Proxy | None = None
 
     def open(self) -> Line:
-        """Connect, check the host key, log in; all of it within `connect_timeout`. Raises Unreachable."""
+        """Connect, check the host key, log in; all of it within `connect_timeout`. Raises Unreachable.
+
+        An sshd that hangs up before its banner has too many callers at once (MaxStartups drops them at random): it is
+        asked again after a moment, which differs so that not all of them come back together.
+        """
+        end = time.monotonic() + self.settings.connect_timeout
+        for tries_left in reversed(range(_TRIES)):
+            error, said = self._attempt(end - time.monotonic())
+            if error is None and said is None:
+                return self
+            pause = random.uniform(*_PAUSE_S)
+            if said or not tries_left or not _dropped(error) or time.monotonic() + pause >= end:
+                break
+            time.sleep(pause)
+            self._ended = False
+        if error is not None and not isinstance(error, Exception):
+            raise error
+        raise self._sentence(None if isinstance(error, _Late) else error, said)
+
+    def _attempt(self, limit: float) -> tuple[BaseException | None, str | None]:
+        """Connect once. (None, None) where it worked, else the error and what a ProxyCommand said."""
         done = threading.Event()
         failure: list[BaseException] = []
 
@@ -45,14 +87,12 @@ class Line:
 
         # In a thread, because neither a resolver nor paramiko's handshake keeps a deadline that we could set.
         threading.Thread(target=work, daemon=True).start()
-        in_time = done.wait(self.settings.connect_timeout)
+        in_time = done.wait(limit)
         if in_time and not failure:
-            return self
+            return None, None
         said = self._proxy.failure() if self._proxy else None
         self.close()
-        if in_time and not isinstance(failure[0], Exception):
-            raise failure[0]
-        raise self._sentence(failure[0] if in_time else None, said)
+        return failure[0] if in_time else _Late(), said
 
     def close(self) -> None:
         """Hang up, from any thread, as often as wanted."""
@@ -134,4 +174,12 @@ class Line:
             what = f"the connection to {where} broke while it was being made"
         else:
             raise error
-        return Unreachable(what, host=settings.host, evidence=evidence, next=settings.ssh_command("true"))
+        meaning: str | None = None
+        step = settings.ssh_command("true")
+        known = explain(proxy) if proxy else None  # an ssh of its own speaks there
+        if known is not None:
+            meaning = known.meaning.replace("{user}", settings.user)
+            step = f"{known.then(settings.hostname, settings.user)}; {step}"
+        elif error is not None and _dropped(error) and not proxy:
+            meaning = _MEANING
+        return Unreachable(what, host=settings.host, evidence=evidence, meaning=meaning, next=step)

@@ -55,7 +55,7 @@ class Reading:
 
 @dataclass(frozen=True)
 class Adopted:
-    """unit: for facts. notes: what cannot be kept. secrets: captured values, for the host's secrets.env only."""
+    """unit: for facts. notes: what cannot be kept. secrets: captured values, for the host alone."""
 
     unit: UnitFact
     notes: list[str]

@@ -58,7 +58,7 @@ class ExecFact(_Fact):
     literal. outer: what is around it, None for nothing: an element that is `@SERVER@` is the server's argv, one
     that contains it is a bash text; there `${NAME}` and `$$` have systemd's meaning. argv0: the name it is
     given where it is another than the program's (the `@` prefix). secrets: name → `unit` (the unit sets it) or
-    `captured` (was written out in the command; comes from /etc/ddtree/secrets.env).
+    `captured` (was written out in the command; comes from the release's file in /etc/ddtree).
     """
 
     argv: list[str]

@@ -21,7 +21,7 @@ from ddtree_ops.units.unit import merge
 
 RELEASE = "@RELEASE@"
 OVERLAY = f"/opt/ddtree/releases/{RELEASE}/overlay"
-SECRETS_FILE = "/etc/ddtree/secrets.env"
+SECRETS_FILE = "/etc/ddtree/secrets-@RELEASE@.env"
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Rendered:
     dropin: None for the baseline and for a host without a service. effective: the whole unit as systemd would see it.
     argv: the server's, `${NAME}` for secrets. env: the unit's variables, secrets as `${NAME}`. patched: whether the
     release's overlay is on PYTHONPATH. exec_argv: ExecStart= as `systemctl show` reads it, before variables.
-    secrets: names that /etc/ddtree/secrets.env must hold.
+    secrets: names that the release's own file in /etc/ddtree must hold.
     """
 
     host: str

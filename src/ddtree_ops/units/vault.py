@@ -16,7 +16,7 @@ WHOLE = 8
 
 @dataclass
 class Vault:
-    """Values found so far. source: `unit` stays in the operator's files, `captured` moves to secrets.env."""
+    """Values found so far. source: `unit` stays in the operator's files, `captured` moves to /etc/ddtree."""
 
     values: dict[str, Secret] = field(default_factory=dict)
     source: dict[str, Source] = field(default_factory=dict)

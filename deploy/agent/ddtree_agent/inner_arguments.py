@@ -1,0 +1,224 @@
+"""The server's arguments against the installed engine's own parser, from its text: importing the engine takes seconds.
+
+Runs in the unit's sandbox, so this file is whole in itself. Values are told only where they cannot be a secret.
+"""
+
+import ast
+import os
+import re
+import sys
+from typing import Any, Dict, List, Optional
+
+#: Flags without choices or number whose values decide something that a rule asks for.
+TOLD = """
+--model-path --model --tokenizer-path --tokenizer-mode --speculative-draft-model-path
+--speculative-draft-model --host --dist-init-addr --nccl-init-addr --device --cuda-graph-bs
+--speculative-algorithm --attention-backend --prefill-attention-backend --decode-attention-backend
+--grammar-backend --tool-call-parser --reasoning-parser --mamba-ssm-dtype
+--speculative-draft-attention-backend --page-size --disaggregation-mode --load-format --quantization
+--kv-cache-dtype --dtype --model-impl --linear-attn-backend --linear-attn-decode-backend
+--linear-attn-prefill-backend --mamba-backend
+"""
+_SECRET = re.compile(r"(?i)key|token$|tokens?-file|secret|passw|credential|admin|auth")
+#: Variables that change what the arguments mean. Their values are switches and device lists.
+VARIABLES = """
+CUDA_VISIBLE_DEVICES NVIDIA_VISIBLE_DEVICES SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN SGLANG_ENABLE_SPEC_V2
+SGLANG_USE_MODELSCOPE
+"""
+
+
+def collect(argument: Dict[str, Any]) -> Dict[str, Any]:
+    """argument: {args: the server's, skip: [prefix of directories that are no installed engine]}.
+
+    Returns {flags, repeated, stray, known, complete, choices, types, environment, engine}. flags: {name: value},
+    true for a bare flag, "" for a value that is not told; known: null where the parser's text was not found.
+    """
+    package = _package("sglang", argument.get("skip") or [])
+    parser = read_parser(_text(os.path.join(package or "", "srt", "server_args.py")))
+    words = [
+        re.sub(r"\$\{(\w+)\}", lambda m: os.environ.get(m.group(1), ""), w)
+        for w in argument.get("args") or []
+    ]
+    flags, repeated, stray = spell(words, parser)
+    return {
+        "flags": flags,
+        "repeated": repeated,
+        "stray": stray,
+        **parser,
+        "environment": {name: os.environ[name] for name in VARIABLES.split() if name in os.environ},
+        "engine": engine_facts(package),
+    }
+
+
+def read_parser(text: Optional[str]) -> Dict[str, Any]:
+    """{known: [flag] | null, complete, choices: {flag: [value]}, types: {flag: name}, nargs: {flag: text}}.
+
+    complete is false where the parser is also given to functions elsewhere, which may add flags.
+    """
+    empty: Dict[str, Any] = {"known": None, "complete": False, "choices": {}, "types": {}, "nargs": {}}
+    try:
+        tree = ast.parse(text or "")
+    except (SyntaxError, ValueError):
+        return empty
+    lists: Dict[str, List[str]] = {}
+    for node in tree.body:
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+            values = _strings(node.value, lists)
+            if values is not None:
+                lists[node.targets[0].id] = values
+    found: Dict[str, Any] = {**empty, "known": [], "complete": True}
+    for call in ast.walk(tree):
+        if not isinstance(call, ast.Call):
+            continue
+        if isinstance(call.func, ast.Attribute) and call.func.attr == "add_argument":
+            _argument(call, lists, found)
+        elif isinstance(call.func, ast.Name) and call.func.id.startswith("add_") and call.args:
+            found["complete"] = False
+    # Without this one it is not the server's parser that was read, or one that is built in another way.
+    return found if "--model-path" in found["known"] else empty
+
+
+def _argument(node: ast.Call, lists: Dict[str, List[str]], found: Dict[str, Any]) -> None:
+    names = [one.value for one in node.args if isinstance(one, ast.Constant) and isinstance(one.value, str)]
+    flags = [name for name in names if name.startswith("-")]
+    if any(isinstance(one, ast.Starred) for one in node.args):
+        found["complete"] = False
+    options = {word.arg: word.value for word in node.keywords}
+    choices = _strings(options["choices"], lists) if "choices" in options else None
+    kind = options.get("type")
+    action = options.get("action")
+    name = str(
+        getattr(action, "value", "") if isinstance(action, ast.Constant) else getattr(action, "attr", "")
+    )
+    bare = name in ("store_true", "store_false", "store_const", "count", "BooleanOptionalAction")
+    deprecated = "Deprecated" in str(getattr(action, "id", ""))
+    if name == "BooleanOptionalAction":
+        flags += ["--no-" + flag[2:] for flag in flags if flag.startswith("--")]
+    found["known"] += flags
+    for flag in flags:
+        if choices is not None:
+            found["choices"][flag] = choices
+        if isinstance(kind, ast.Name) and kind.id in ("int", "float"):
+            found["types"][flag] = kind.id
+        if deprecated:
+            found["nargs"][flag] = "deprecated"
+        elif bare:
+            found["nargs"][flag] = "0"
+        elif "nargs" in options:
+            found["nargs"][flag] = str(getattr(options["nargs"], "value", "*"))
+
+
+def _strings(node: ast.AST, lists: Dict[str, List[str]]) -> Optional[List[str]]:
+    if isinstance(node, ast.Name):
+        return lists.get(node.id)
+    if isinstance(node, (ast.List, ast.Tuple, ast.Set)):
+        values = [one.value for one in node.elts if isinstance(one, ast.Constant)]
+        if len(values) == len(node.elts):
+            return [str(value) for value in values]
+    return None
+
+
+def spell(words: List[str], parser: Dict[str, Any]) -> "Any":
+    """({flag: value}, [flag given twice], [flag after which a word stands that it cannot take]); values that may be
+    secret are "". What a shell would take for itself (a redirection, "$@") is no argument."""
+    flags: Dict[str, Any] = {}
+    repeated: List[str] = []
+    stray: List[str] = []
+    end = next((i for i, word in enumerate(words) if re.match(r"\d*&?[<>]|&$", word)), len(words))
+    words, last, at = words[:end], "", 0
+    while at < len(words):
+        name, equals, rest = words[at].partition("=")
+        at += 1
+        if not re.match(r"--?[A-Za-z]", name):
+            if last and not name.startswith("$"):  # before all flags: the model of `sglang serve MODEL`
+                stray.append(last)
+            continue
+        values = [rest] if equals else []
+        while not equals and at < len(words) and not re.match(r"--?[A-Za-z]", words[at]):
+            values.append(words[at])
+            at += 1
+        last = _whole(name, parser)
+        if last in flags and last not in repeated:
+            repeated.append(last)
+        if parser["nargs"].get(last) == "0" and values and not equals:
+            stray += [last] * sum(not value.startswith("$") for value in values)
+            values = []
+        flags[last] = True if not values else (" ".join(values) if _told(last, parser) else "")
+    return flags, repeated, stray
+
+
+def _whole(name: str, parser: Dict[str, Any]) -> str:
+    """argparse takes an unambiguous beginning for the flag."""
+    known = parser["known"] or []
+    near = [flag for flag in known if flag.startswith(name)]
+    return near[0] if name not in known and name.startswith("--") and len(set(near)) == 1 else name
+
+
+def _told(name: str, parser: Dict[str, Any]) -> bool:
+    if name in TOLD.split():
+        return True
+    return not _SECRET.search(name) and (
+        name in parser["choices"] or parser["types"].get(name) in ("int", "float")
+    )
+
+
+def engine_facts(package: Optional[str]) -> Dict[str, Any]:
+    """What this engine honours or refuses, from its text; null where the file is not there."""
+    text = {
+        name: _text(os.path.join(package or "", "srt", *name.split("/")))
+        for name in (
+            "server_args.py",
+            "models/dflash.py",
+            "speculative/ngram_worker.py",
+            "managers/scheduler.py",
+        )
+    }
+    draft, args = text["models/dflash.py"], text["server_args.py"]
+    guard = re.search(
+        r"speculative_algorithm not in \[([^\]]*)\]:?\s+raise ValueError\(\s*\"[^\"]*LoRA", args or ""
+    )
+    speculative = [
+        text["managers/scheduler.py"] or "",
+        *_texts(os.path.join(package or "", "srt", "speculative")),
+    ]
+    refusal = re.compile(r'does not support[\s"]*grammar')
+    return {
+        "package": package,
+        "draft_layer_types": None if draft is None else "layer_types" in draft,
+        "draft_rope_parameters": None if draft is None else bool(re.search("rope_parameters|get_rope_config", draft)),
+        "draft_rope_default": _number(re.search(r'"rope_theta", ([\d_.e]+)', draft or "")),
+        "ngram_state": None if text["speculative/ngram_worker.py"] is None
+        else "mamba" in (text["speculative/ngram_worker.py"] or ""),
+        "grammar_refused": any(map(refusal.search, speculative)) if package else None,
+        "lora_speculation": re.findall(r'"(\w+)"', guard[1]) if guard else None,
+        "hybrid_radix_refused": None if args is None else "is not compatible with radix cache when using" in args,
+    }  # fmt: skip
+
+
+def _number(found: "Optional[re.Match[str]]") -> Optional[float]:
+    return float(found[1].replace("_", "")) if found else None
+
+
+def _package(name: str, skip: List[str]) -> Optional[str]:
+    """The package's directory on sys.path, not looked for under `skip`."""
+    for entry in sys.path:
+        place = os.path.join(os.path.abspath(entry or "."), name)
+        if os.path.isdir(place) and not any((place + "/").startswith(prefix) for prefix in skip):
+            return place
+    return None
+
+
+def _texts(directory: str) -> List[str]:
+    try:
+        names = [name for name in os.listdir(directory) if name.endswith(".py")]
+    except OSError:
+        return []
+    return [text for text in (_text(os.path.join(directory, name)) for name in names) if text]
+
+
+def _text(path: str) -> Optional[str]:
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            return file.read(4 << 20)
+    except OSError:
+        return None

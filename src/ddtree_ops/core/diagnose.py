@@ -1,0 +1,313 @@
+"""What a log that somebody pasted means: the signatures and the scanner of the watch, without a host or a phase.
+
+Such a log may begin anywhere and mix sources (journal, kernel, pip, ssh), so the signatures of all phases are looked
+for; what a phase would have told is read from the log itself: whether an engine speaks, whether it came up, whether
+it began again.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from ddtree_ops.core.needles import Gate
+from ddtree_ops.core.signatures import PHASES, Evidence, Scanner, Signature, bare, clean, plain
+
+_ANY = "pasted"
+#: Signatures so general that a specific line after them is the better cause.
+_GENERAL = frozenset({"F02", "I04", "J11", "N05", "Y01", "Y02", "Y03"})
+#: Counted over the whole log instead of believed at once: a wedged engine, speculation that never accepts.
+_STUCK, _FLAT = "S80", "S74"
+_FLAT_MIN, _FLAT_SURE, _FLAT_BOUND = 3, 6, 1.05
+_LONGEST = 8000  # a line longer than that (user text, all arguments) has its meaning at its beginning
+_OUTSIDE_ENGINE = frozenset({"transport"})
+
+_FRAME = re.compile(r'\s*File ".*", line \d+')
+_WRAPPED = re.compile(r'^\{.*"(?:log|MESSAGE|message|msg)" ?:')
+_STATISTICS = re.compile(r"(?:Running: \d+ reqs|Decode batch)")
+_ACCEPTED = re.compile(r"Decode batch.*accept len: (?P<length>\d+\.\d+)")
+_ENGINE = re.compile(
+    r"server_args=|\bsglang\b.*(?:launch_server|serve\b)|Load weight begin|Uvicorn running on|ServerArgs\("
+)
+_DONE = re.compile(r"\bends?\b|\b100%")
+_STOPPING = re.compile(r"\bStopping \S+")
+_NOTHING_YET = ("refused",)
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """verdict: FAIL (it cannot work so), WAIT (nothing is wrong yet), WARN (it works, look at this), OK (no line that
+    means trouble). reason: `ID KIND` of the signature. line: the first fatal line (or the one to wait for)."""
+
+    verdict: str
+    hint: str
+    reason: str = ""
+    line: str = ""
+    context: tuple[str, ...] = ()
+    phase: str = ""
+    lines: int = 0
+
+    def to_json(self) -> dict[str, Any]:
+        """As `diagnose --json` prints it, without schema_version."""
+        return {
+            "verdict": self.verdict,
+            "reason": self.reason or None,
+            "line": self.line or None,
+            "hint": self.hint,
+            "context": list(self.context),
+            "phase": self.phase or None,
+            "lines": self.lines,
+        }
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """A line that a signature knows, kept for the verdict."""
+
+    signature: Signature
+    line: str
+    context: tuple[str, ...]
+
+
+@dataclass
+class _Run:
+    """One start within the log: a pasted journal may hold several."""
+
+    scanner: Scanner
+    ready: bool = False
+    best_phase: str = ""
+    best_line: str = ""
+    excused: set[str] = field(default_factory=set)
+
+
+class Reader:
+    """Takes a log line by line, of any size, and says what it means. One Reader reads one log."""
+
+    def __init__(self, signatures: list[Signature]) -> None:
+        self._role = {signature.id: signature.role for signature in signatures}
+        self._by_id = {signature.id: signature for signature in signatures}
+        known = [s for s in signatures if s.role not in ("passed", "entered") and s.id != _STUCK]
+        self._marks = [s for s in signatures if s.role in ("passed", "entered")]
+        self._gate = Gate([_anywhere(s) for s in known])
+        self._engine_gate = Gate([_anywhere(s) for s in known if s.phases != _OUTSIDE_ENGINE])
+        self._engine = False
+        self._run = _Run(Scanner([]))
+        self._failed_before: Diagnosis | None = None
+        self._phase = ""
+        self._indent: str | None = None
+        self._count = 0
+        self._waits: _Seen | None = None
+        self._moves: _Seen | None = None
+        self._note: _Seen | None = None
+        self._stuck: _Seen | None = None
+        self._lengths: list[float] = []
+        self._last_length = ""
+        self._stopping = False
+
+    def feed(self, raw: str) -> None:
+        """Take one line (or several parts of one, as a progress bar writes them)."""
+        for part in re.split(r"[\r\n]+", raw):
+            self._line(self._unwrapped(part)[:_LONGEST])
+
+    def result(self) -> Diagnosis:
+        """What the lines so far mean."""
+        return replace(self._verdict(), lines=self._count)
+
+    # --- one line ---------------------------------------------------------------------------------------------
+
+    def _unwrapped(self, part: str) -> str:
+        """The line without what the paste put around it: a JSON record, a quote mark, an indent."""
+        part = plain(part)
+        if part.startswith("{") and _WRAPPED.match(part):
+            try:
+                record = json.loads(part)
+            except ValueError:
+                return part
+            for key in ("log", "MESSAGE", "message", "msg"):
+                if isinstance(record.get(key), str):
+                    return str(record[key]).rstrip("\n")
+            return part
+        if part.startswith("> "):
+            part = part[2:]
+        if self._indent is None and part.strip():
+            self._indent = part[: len(part) - len(part.lstrip())] if not _FRAME.match(part) else ""
+        return part[len(self._indent) :] if self._indent and part.startswith(self._indent) else part
+
+    def _line(self, line: str) -> None:
+        self._count += bool(line.strip())
+        text = bare(line)
+        if not self._run.scanner.in_traceback and _FRAME.match(text):
+            self._run.scanner.feed("Traceback (most recent call last):", _ANY)  # the paste began below it
+        self._follow_start(text)
+        scanner = self._run.scanner
+        scanner.signatures = self._gate.candidates(text)
+        signature = scanner.feed(line, _ANY)
+        if scanner.best is not None and scanner.best.line != self._run.best_line:
+            self._run.best_line, self._run.best_phase = scanner.best.line, self._phase
+        if signature is not None:
+            self._keep(signature, text, line)
+        self._statistics(text)
+        self._stopping = self._stopping or _STOPPING.search(text) is not None
+
+    def _follow_start(self, text: str) -> None:
+        """The phase, as far as milestones tell it; a new start; being ready."""
+        if not self._engine and _ENGINE.search(text):
+            self._engine, self._gate = True, self._engine_gate
+        for mark in self._marks:
+            if not mark.pattern.search(text):
+                continue
+            target = next(phase for phase in PHASES if phase in mark.phases)
+            if mark.id == "M01":
+                self._begin_again()
+            if mark.role == "entered":
+                self._phase = target
+                continue
+            self._phase = PHASES[min(PHASES.index(target) + 1, len(PHASES) - 1)]
+            self._moves = None
+            if target == "serve":
+                self._came_up()
+
+    def _begin_again(self) -> None:
+        """The arguments are logged once a start: a second time is the next start, and the first failure counts."""
+        found = self._run.scanner.best
+        if found is None and not self._run.ready:
+            return
+        cause = self._cause()
+        if cause is not None and self._failed_before is None and cause.verdict == "FAIL":
+            self._failed_before = cause
+        self._run = _Run(Scanner([]))
+        self._waits = self._moves = self._stuck = None
+
+    def _came_up(self) -> None:
+        """A start that got ready has survived what was only suspicious before."""
+        run = self._run
+        run.ready, self._waits, self._moves = True, None, None
+        best = run.scanner.best
+        if best is not None and not self._is_hard(best):
+            run.scanner = Scanner([])
+
+    def _is_hard(self, best: Evidence) -> bool:
+        return self._role.get(best.id, "") in ("root", "fatal", "effect") or (best.kills and not best.known)
+
+    def _keep(self, signature: Signature, text: str, line: str) -> None:
+        role = self._role[signature.id]
+        if role not in ("wait", "note"):
+            return
+        seen = _Seen(signature, clean(line), tuple(self._run.scanner.recent()))
+        best = self._run.scanner.best
+        if best is not None and best.line == seen.line and not best.known:
+            self._run.excused.add(seen.line)  # the exception of a state that passes by itself
+        if role == "note":
+            self._note = self._note or seen
+            return
+        counted = signature.pattern.search(text)
+        groups = counted.groupdict() if counted else {}
+        if "done" in groups:
+            self._moves = None if groups["done"] == groups["all"] else seen
+        elif signature.reason == "start-up":
+            self._moves = None if _DONE.search(text) else seen
+        else:
+            self._waits = seen
+
+    def _statistics(self, text: str) -> None:
+        if not _STATISTICS.search(text):
+            return
+        signature = self._by_id[_STUCK]
+        stuck = signature.pattern.search(text) is not None
+        self._stuck = _Seen(signature, clean(text), tuple(self._run.scanner.recent())) if stuck else None
+        found = _ACCEPTED.search(text)
+        if found:
+            self._lengths.append(float(found["length"]))
+            self._last_length = clean(text)
+
+    # --- the verdict ------------------------------------------------------------------------------------------
+
+    def _verdict(self) -> Diagnosis:
+        if self._failed_before is not None:
+            if not self._run.ready:
+                return self._failed_before
+            again = self._cause()
+            if again is None:
+                hint = f"an earlier start failed, the last one came up: {self._failed_before.hint}"
+                return replace(self._failed_before, verdict="WARN", hint=hint)
+        cause = self._cause()
+        if cause is not None and cause.verdict == "FAIL":
+            return cause
+        if self._stuck is not None:
+            return self._told("FAIL", self._stuck)
+        flat = self._flat()
+        if flat is not None and flat.verdict == "FAIL":
+            return flat
+        if self._waits is not None:
+            return self._told("WAIT", self._waits)
+        if cause is not None and cause.verdict == "WAIT":
+            return cause
+        if self._note is not None:
+            return self._told("WARN", self._note)
+        if cause is not None or flat is not None:
+            return cause or flat or Diagnosis("OK", "")
+        if self._moves is not None:
+            return self._told("WAIT", self._moves)
+        return self._healthy()
+
+    def _cause(self) -> Diagnosis | None:
+        """The best cause of this run as a verdict; None where it is none."""
+        run, best = self._run, self._run.scanner.best
+        if best is None or best.line in run.excused or best.reason in _NOTHING_YET:
+            return None
+        role = self._role.get(best.id, "")
+        if best.known and not best.kills and role in ("root", "fatal", "explains"):
+            return None if best.rank < 4 else self._of(best, "WARN" if run.ready else "FAIL")
+        if best.reason == "terminated":
+            # Stopped from outside is no fault of its own: after ready it is a stop, before it was only too early.
+            return None if run.ready else self._of(best, "WAIT")
+        if role == "consequence":
+            asked = best.reason == "exited-0" and (self._stopping or run.ready or best.id == "K15")
+            return None if asked or self._waits is not None else self._of(best, "FAIL")
+        if role == "explains" and run.ready:
+            return self._of(best, "WARN")
+        return self._of(best, "WARN" if run.ready and not best.kills else "FAIL")
+
+    def _flat(self) -> Diagnosis | None:
+        """Speculation that accepts nothing, over enough decode batches (one line is 40 steps)."""
+        if len(self._lengths) < _FLAT_MIN or max(self._lengths) > _FLAT_BOUND:
+            return None
+        seen = _Seen(self._by_id[_FLAT], self._last_length, tuple(self._run.scanner.recent()))
+        return self._told("FAIL" if len(self._lengths) >= _FLAT_SURE else "WARN", seen)
+
+    def _healthy(self) -> Diagnosis:
+        if self._count == 0:
+            return Diagnosis("OK", "the log is empty: nothing to read")
+        if self._run.ready:
+            best = self._run.scanner.best
+            ended = best is not None and best.reason == "terminated"
+            return Diagnosis(
+                "OK", "it came up" + (", and was stopped later" if ended else ""), phase=self._phase
+            )
+        unfinished = "; the engine has not said that it is ready" if self._engine else ""
+        return Diagnosis("OK", "no line of this log means trouble" + unfinished, phase=self._phase)
+
+    def _of(self, best: Evidence, verdict: str) -> Diagnosis:
+        reason = f"{best.id or 'Y02'} {best.reason}"
+        return Diagnosis(verdict, best.hint, reason, best.line, best.context, self._run.best_phase)
+
+    def _told(self, verdict: str, seen: _Seen) -> Diagnosis:
+        reason = f"{seen.signature.id} {seen.signature.reason}"
+        return Diagnosis(verdict, seen.signature.hint, reason, seen.line, seen.context, self._phase)
+
+
+def _anywhere(signature: Signature) -> Signature:
+    """The signature for a log of unknown phase; what only explains a death counts as much as what announces one."""
+    fatal = signature.role == "explains" and signature.id not in _GENERAL
+    return replace(signature, phases=frozenset({_ANY}), role="fatal" if fatal else signature.role)
+
+
+def diagnose(lines: Iterable[str], signatures: list[Signature]) -> Diagnosis:
+    """What these lines mean."""
+    reader = Reader(signatures)
+    for line in lines:
+        reader.feed(line)
+    return reader.result()
