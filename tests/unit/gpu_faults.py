@@ -218,7 +218,6 @@ FAULTS: list[tuple[str, str, Facts, list[str]]] = [
     ("driver-cuda", "WARN", {"cuda": {"driver_cuda": None}}, ["unknown"]),
     ("driver-cuda", "WARN", {"abi": {"error": "no interpreter"}}, ["unknown"]),
     ("cpu-fallback", "BLOCK", {"launch": {"device": None}, "cuda": NO_CUDA}, ["--device cuda", "CPU"]),
-    ("driver-symbols", "WARN", {"cuda": {"symbols": {"cuGreenCtxStreamCreate": False}}}, ["cuGreenCtxStreamCreate"]),
     # driver
     ("driver-module", "BLOCK", {"driver": {"module": None, "module_sysfs": None}}, ["not loaded", "modprobe nvidia"]),
     (

@@ -290,3 +290,9 @@ def test_somebody_at_work_comes_before_what_his_work_looks_like() -> None:
     assert error is not None
     assert error.exit_code == 4
     assert "transaction 7f3 by eve@laptop is open (STOPPED); 1 more: unit" in error.what
+
+
+def test_a_rule_has_a_name_of_its_own() -> None:
+    names = [rule.id for rule in AREA_RULES]
+    assert sorted(set(names)) == sorted(names)
+    assert not {rule.id for rule in AREA_RULES} & {name for name, _, _ in RULES}

@@ -202,19 +202,6 @@ def fallback(cuda: Cuda, live: Live, wanted: Wanted) -> list[Finding]:
     ]
 
 
-def symbols(cuda: Cuda, live: Live, wanted: Wanted) -> list[Finding]:
-    """Driver functions that newer kernel wheels link against: a missing one is an `undefined symbol: cu…` at import."""
-    if cuda.init is None or not cuda.symbols:
-        return []
-    missing = sorted(name for name, there in cuda.symbols.items() if not there)
-    if missing:
-        said = f"libcuda {cuda.libcuda.version or ''} lacks {', '.join(missing)}: wheels that need it do not load"
-        return [
-            warn("driver-symbols", said, f"install a newer driver on {wanted.host}, or an older kernel wheel")
-        ]
-    return [ok("driver-symbols", f"libcuda has all {len(cuda.symbols)}")]
-
-
 def _parts(version: str) -> tuple[int, int]:
     words = [*version.split("."), "0"][:2]
     return int(words[0]), int(words[1])
@@ -242,5 +229,4 @@ RULES: tuple[Rule[Cuda], ...] = (
         "An engine that fell back to the CPU looks like one that loads for ever.",
         ("F021",),
     ),
-    Rule("driver-symbols", CUDA, symbols, "A kernel wheel that needs a newer driver dies at import.", ("F007",)),
 )  # fmt: skip
