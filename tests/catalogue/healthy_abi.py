@@ -32,8 +32,11 @@ def place(path: str, source: str = "HOME", compiled: int | None = 40, **more: An
     }  # fmt: skip
 
 
-#: As seen in torch's build: machine code for each, PTX for the newest.
-TORCH_GROUPS = [{"cubin": ["100", "120", "70", "75", "80", "86", "90"], "ptx": ["120"], "count": 400}]
+#: As in torch 2.11.0+cu130: machine code for each, hardly any PTX.
+TORCH_GROUPS = [
+    {"cubin": ["100", "120", "75", "80", "86", "90"], "ptx": [], "count": 339},
+    {"cubin": ["100", "100a", "103a", "120", "75", "80", "86", "90"], "ptx": [], "count": 57},
+]
 #: As in sglang-kernel 0.4.2, both variants.
 KERNEL_GROUPS = [
     {"cubin": ["100a", "103a", "120a", "80", "89", "90", "90a"], "ptx": [], "count": 56},

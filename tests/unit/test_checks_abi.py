@@ -63,6 +63,7 @@ def without(name: str) -> Facts:
 
 LOST = [{"name": "librdmacm.so.1", "elsewhere": None, "preloaded": False}]
 MISSING = [{"symbol": "_ZN3c1013MessageLoggerC1EPKciib", "from": "torch"}]
+PTX_TORCH = binary("torch", "/v/torch/lib/libtorch_cuda.so", [{"cubin": ["120"], "ptx": ["120"], "count": 9}])
 #: (what is said of, facts, rule, level, words)
 FAULTS: list[tuple[str, Facts, str, Level, str]] = [
     (
@@ -432,7 +433,7 @@ FAULTS: list[tuple[str, Facts, str, Level, str]] = [
     ),
     (
         "a new major of GPU, from PTX",
-        {"toolchain": {"devices": [{"name": "X", "cc": "13.0"}]}},
+        {"toolchain": {"devices": [{"name": "X", "cc": "13.0"}]}, "binaries": {"libs": [PTX_TORCH]}},
         "gpu-torch",
         Level.WARN,
         "PTX",

@@ -208,6 +208,19 @@ def test_a_mount_without_execution(open_dir: Path, options: str, level: Level) -
     assert judged("caches", seen, "cache-place").level is Level.WARN, "tmpfs is lost at boot"
 
 
+def test_only_the_installed_flashinfer_makes_its_cache_warm(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FLASHINFER_WORKSPACE_BASE", str(tmp_path))
+    old = tmp_path / ".cache/flashinfer/0.6.7/90a/cached_ops/page"
+    old.mkdir(parents=True)
+    (old / "page.so").write_bytes(b"\x7fELF")
+    assert inner_caches.collect({"flashinfer": "0.6.7"})["places"]["flashinfer"]["compiled"] == 1
+    assert inner_caches.collect({"flashinfer": "0.6.8"})["places"]["flashinfer"]["compiled"] == 0
+    context: Any = SimpleNamespace(asked={"dists": [["FlashInfer_Python", "0.6.8", "x"]]})
+    assert probe_python.caches_argument(context) == {"flashinfer": "0.6.8"}
+
+
 def test_what_a_power_cut_leaves_in_a_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     (tmp_path / "a").mkdir()

@@ -31,19 +31,25 @@ BINARY = re.compile(r"\.(so|cubin|o|json|hsaco|ptx|llir|lock)$")
 
 
 def collect(argument: Any) -> Dict[str, Any]:
-    """{home, user, places: {name: facts}, boot}; facts: {path, from, exists, ...} of _place().
+    """{home, uid, places: {name: facts}, boot}; facts: {path, from, exists, ...} of _place().
 
-    argument: {} for now; what counts is the environment that this runs in.
+    argument: {flashinfer: its version}, which names the part of its cache that is looked into: that of other versions
+    does not make a start warm.
     """
     boot = _boot()
+    version = (argument or {}).get("flashinfer")
+    found = {
+        name: _place(path, source, None if name in WHOLE else boot)
+        for name, (path, source) in places(dict(os.environ)).items()
+    }
+    if version and found["flashinfer"]["exists"]:
+        own = os.path.join(found["flashinfer"]["path"], str(version))
+        found["flashinfer"]["compiled"] = _content(own, boot)["compiled"]
     return {
         "home": os.environ.get("HOME"),
         "uid": os.geteuid(),
         "boot": boot,
-        "places": {
-            name: _place(path, source, None if name in WHOLE else boot)
-            for name, (path, source) in places(dict(os.environ)).items()
-        },
+        "places": found,
     }
 
 

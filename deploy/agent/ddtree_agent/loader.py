@@ -82,7 +82,7 @@ class Loader:
     def closure(self, paths: Iterable[str]) -> Dict[str, str]:
         """{soname: path} of all that loading `paths` loads, but for `loaded`; what is not found is left out."""
         found: Dict[str, str] = {}
-        queue = [(path, ()) for path in paths]
+        queue: List[Tuple[str, Tuple[str, ...]]] = [(path, ()) for path in paths]
         while queue and len(found) < 400:
             path, above = queue.pop(0)
             elf = self.open(path)

@@ -71,7 +71,7 @@ INSIDE: List[Tuple[str, ModuleType, Callable[[Context], Any], float]] = [
     ("sandbox", inner_limits, probe_limits.inside, 10),
     ("sandbox_network", inner_network, probe_network.inside, 10),
     ("toolchain", inner_toolchain, probe_python.toolchain_argument, 20),
-    ("caches", inner_caches, lambda _: None, 20),
+    ("caches", inner_caches, probe_python.caches_argument, 20),
     ("sources", inner_sources, probe_python.sources_argument, 20),
     ("cuda", inner_cuda, probe_gpu.smoke_argument, 60),
     ("nccl", inner_nccl, probe_gpu.peer_argument, 60),

@@ -29,6 +29,12 @@ def toolchain_argument(context: "Context") -> Dict[str, Any]:
     return {"backends": {k: v for k, v in given.items() if v and re.fullmatch(r"[a-z0-9_]{1,30}", v)}}
 
 
+def caches_argument(context: "Context") -> Dict[str, Any]:
+    """For inner_caches: the version of FlashInfer, under which it keeps what it compiled."""
+    dists = context.asked.get("dists") or []
+    return {"flashinfer": next((v for n, v, _ in dists if package.canonical(n) == "flashinfer-python"), None)}
+
+
 def sources_argument(context: "Context") -> Dict[str, Any]:
     """For inner_sources: the engine's package, the series' files in it, and where releases lie."""
     origin = (context.asked.get("modules") or {}).get("sglang")

@@ -58,7 +58,7 @@ def share(number: int, groups: Iterable[Group]) -> tuple[float, float]:
 
 
 def picked(libs: Iterable[Binary], number: int) -> list[Binary]:
-    """What sgl_kernel loads at import on that GPU: common_ops of sm90 on Hopper, of sm100 on all others, or of no variant.
+    """What sgl_kernel loads at import there: common_ops of sm90 on Hopper, of sm100 on all others, or of no variant.
 
     Its other files belong to one attention backend each, and are for some GPUs alone (seen in 0.4.2).
     """

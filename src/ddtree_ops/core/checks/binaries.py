@@ -135,7 +135,9 @@ def library_path(facts: Binaries, live: Live, wanted: Wanted) -> list[Finding]:
             if other:
                 said = f"{one.label} needs {lost.name}: {other}. One environment, one CUDA major"
                 package = dist_named(one.package, live).split()[0]
-                remedy = f"{interpreter(live)} -m pip uninstall {package}, or its wheel for torch's CUDA"
+                remedy = _install(live, package, "for torch's CUDA")
+                if one.package not in REQUIRED:
+                    remedy = f"{interpreter(live)} -m pip uninstall {package}; or {remedy}"
             elif lost.elsewhere:
                 folder = lost.elsewhere.rpartition("/")[0]
                 said = (

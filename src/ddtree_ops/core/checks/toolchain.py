@@ -15,22 +15,35 @@ if TYPE_CHECKING:
     from ddtree_ops.core.wanted import Wanted
 
 
-def certain(facts: Toolchain, live: Live) -> str | None:
-    """Why the next start compiles CUDA code, in words; None where it may not: a server that runs now with code that
-    was compiled ahead, or with warm caches, needs no compiler for it."""
-    if facts.jit.flashinfer and not facts.jit.flashinfer_aot and caches.cold(live, "flashinfer"):
+def loads(facts: Toolchain, live: Live) -> str | None:
+    """Why the next start loads JIT code, in words; None where it may not: a server that runs now in this very
+    environment shows what it does without.
+
+    FlashInfer and tvm-ffi start ninja at each load, compiled before or not (read in 0.6.8.post1 and 0.1.15).
+    """
+    if facts.jit.flashinfer and not facts.jit.flashinfer_aot:
         flag = next((name for name, value in sorted(facts.backends.items()) if "flashinfer" in value), None)
         if flag:
-            return f"{flag} {facts.backends[flag]} compiles FlashInfer's kernels at start"
+            return f"{flag} {facts.backends[flag]} builds FlashInfer's kernels at start"
         if not serving(live):
-            return "FlashInfer has no compiled kernels (no flashinfer-jit-cache, cold cache)"
-    if facts.jit.jit_kernel and caches.cold(live, "tvm-ffi") and not serving(live):
-        return "the engine's jit_kernel is not compiled yet (cold tvm-ffi cache)"
+            return "FlashInfer brought no compiled kernels (flashinfer-jit-cache)"
+    if facts.jit.jit_kernel and not serving(live):
+        return "the engine builds its jit_kernel at start"
     return None
 
 
-def _lacks(rule: str, said: str, remedy: str, facts: Toolchain, live: Live) -> list[Finding]:
-    why = certain(facts, live)
+def compiles(facts: Toolchain, live: Live) -> str | None:
+    """Why the next start compiles CUDA code, in words: it loads some, and the cache for it holds nothing."""
+    why = loads(facts, live)
+    cold = caches.cold(live, "flashinfer") if why and "FlashInfer" in why else caches.cold(live, "tvm-ffi")
+    return f"{why}, and its cache is cold" if why and cold else None
+
+
+def _lacks(
+    rule: str, said: str, remedy: str, facts: Toolchain, live: Live, warm: bool = False
+) -> list[Finding]:
+    """warm: a warm cache does not help."""
+    why = loads(facts, live) if warm else compiles(facts, live)
     if why:
         return [block(rule, f"{said}; {why}", remedy)]
     return [warn(rule, f"{said}; needed only where kernels compile at start", remedy)]
@@ -62,28 +75,16 @@ def ninja(facts: Toolchain, live: Live, wanted: Wanted) -> list[Finding]:
     """ninja on the unit's PATH, by which FlashInfer, tvm-ffi and torch build."""
     if live.cuda is False:
         return []
+    said, remedy = "", f"{interpreter(live)} -m pip install ninja, and its bin on the unit's PATH"
     if facts.ninja.path is None:
         said = "ninja is not on the unit's PATH"
         if facts.ninja_module:
             folder = interpreter(live).rpartition("/")[0]
-            return _lacks(
-                "ninja",
-                said,
-                f"Environment=PATH={folder}:{facts.path or '/usr/bin'} in {wanted.service}",
-                facts,
-                live,
-            )
-        return _lacks(
-            "ninja",
-            said,
-            f"{interpreter(live)} -m pip install ninja, and its bin on the unit's PATH",
-            facts,
-            live,
-        )
-    if facts.ninja.error:
-        return _lacks(
-            "ninja", f"{facts.ninja.path} fails: {facts.ninja.error}", "reinstall ninja", facts, live
-        )
+            remedy = f"Environment=PATH={folder}:{facts.path or '/usr/bin'} in {wanted.service}"
+    elif facts.ninja.error:
+        said = f"{facts.ninja.path} fails: {facts.ninja.error}"
+    if said:
+        return _lacks("ninja", said, remedy, facts, live, warm=True)
     return [ok("ninja", f"ninja {facts.ninja.version} is {facts.ninja.path}")]
 
 
@@ -130,7 +131,10 @@ def nvcc(facts: Toolchain, live: Live, wanted: Wanted) -> list[Finding]:
         )
     )
     if facts.nvcc.path is None:
-        return _lacks("nvcc", "nvcc is not found (CUDA_HOME, PATH, /usr/local/cuda)", install, facts, live)
+        # Without even a directory for it, the builders give up before they look into a cache.
+        gone = not facts.cuda_home.directory
+        said = "nvcc is not found (CUDA_HOME, PATH, /usr/local/cuda)"
+        return _lacks("nvcc", said, install, facts, live, warm=gone)
     if facts.nvcc.error or facts.nvcc.version is None:
         said = f"{facts.nvcc.path} fails: {facts.nvcc.error or 'it says no version'}"
         return _lacks("nvcc", said, install, facts, live)
