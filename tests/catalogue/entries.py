@@ -21,17 +21,12 @@ from healthy import HEALTHY_CPU, HEALTHY_H200, WANTED, overlaid
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from ruamel.yaml import YAML, YAMLError
 
-from ddtree_ops.cli.app import Verbs, run
+from ddtree_ops.cli.app import run
 from ddtree_ops.core.doctor import examine
 from ddtree_ops.core.finding import Finding, Level
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
-#: Families whose entries are still being written: what lacks there is no error yet. Empty in the end.
-BEING_WRITTEN: frozenset[str] = frozenset(
-    {"ABI", "DRV", "ARCH", "JIT", "GPU", "LXC", "NCCL", "MEM", "PORT"}
-    | {"MODEL", "ARGS", "SLOW", "HEALTH", "PROC", "UNIT", "SSH", "PATCH", "SPEC"}
-)
 FACTS_HALF = ("facts", "rule", "level", "names", "twin")
 LOG_HALF = ("log", "verdict", "reason", "hint_names", "log_twin")
 #: What a log file may repeat of the entry that it belongs to; the other file's word counts.
@@ -103,9 +98,7 @@ def load(directory: Path = HERE) -> list[Entry]:
             _collect(path, family, raw, problems)
     entries = [entry for key, item in raw.items() if (entry := _entry(key, item, problems)) is not None]
     problems += [
-        f"{family}.yaml: {key} is missing"
-        for key, (family, _) in reports().items()
-        if key not in raw and family not in BEING_WRITTEN
+        f"{family}.yaml: {key} is missing" for key, (family, _) in reports().items() if key not in raw
     ]
     if problems:
         raise Problems("\n".join(problems))
@@ -149,8 +142,6 @@ def _join(path: Path, item: dict[str, Any], entry: dict[str, Any], problems: lis
 
 def _entry(key: str, raw: dict[str, Any], problems: list[str]) -> Entry | None:
     where = f"{reports()[key][0]}.yaml: {key}"
-    if "covered" not in raw and "log" not in raw and reports()[key][0] in BEING_WRITTEN:
-        return None  # so far in words alone
     # What is there counts: a log half may come for a report whose other file says `facts` or `no`.
     if "log" in raw and raw.get("covered") in (None, "facts", "no"):
         raw = {**raw, "covered": "both" if "facts" in raw else "log"}
@@ -162,7 +153,7 @@ def _entry(key: str, raw: dict[str, Any], problems: list[str]) -> Entry | None:
         return None
     given = entry.model_dump(exclude_none=True)
     halves = [half for half in (FACTS_HALF, LOG_HALF) if any(name in given for name in half)]
-    for needed in [*halves, *([NEEDS[entry.covered]] if _final(entry) and entry.covered != "no" else [])]:
+    for needed in [*halves, *([NEEDS[entry.covered]] if entry.covered != "no" else [])]:
         for name in needed:
             text = f"{where}: {name} is missing"
             if name not in given and text not in problems:
@@ -172,10 +163,6 @@ def _entry(key: str, raw: dict[str, Any], problems: list[str]) -> Entry | None:
     if entry.shown_by and not _exists(entry.shown_by):
         problems.append(f"{where}: {entry.shown_by} does not exist")
     return entry
-
-
-def _final(entry: Entry) -> bool:
-    return entry.covered in ("facts", "test") or entry.family not in BEING_WRITTEN
 
 
 def _exists(test: str) -> bool:
@@ -257,8 +244,6 @@ class HealthyLog(BaseModel):
 
 def healthy_logs(directory: Path = HERE) -> list[HealthyLog]:
     """The logs of healthy_logs.yaml. Raises ValidationError."""
-    if "diagnose" not in Verbs.table:
-        return []  # it is being written
     items = YAML(typ="safe").load((directory / "healthy_logs.yaml").read_text(encoding="utf-8"))
     return [HealthyLog.model_validate(item) for item in items]
 

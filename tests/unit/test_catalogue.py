@@ -80,7 +80,6 @@ GOOD = """
 
 
 def _load(directory: Path, text: str, monkeypatch: pytest.MonkeyPatch, log: str | None = None) -> list[Entry]:
-    monkeypatch.setattr(entries, "BEING_WRITTEN", frozenset(entries.families()) - {"LXC"})
     monkeypatch.setattr(entries, "reports", lambda: {"F076": ("LXC", "block")})
     (directory / "LXC.yaml").write_text(text)
     if log:
@@ -120,16 +119,6 @@ def test_a_wrong_entry_is_named_with_its_file(
 ) -> None:
     with pytest.raises(Problems, match=re.escape(said)):
         _load(tmp_path, text, monkeypatch)
-
-
-def test_an_entry_in_words_alone_waits_until_its_family_is_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    words = "- id: F076\n  paraphrase: the unit's user may not open the device nodes\n"
-    with pytest.raises(Problems, match="F076: covered: Field required"):
-        _load(tmp_path, words, monkeypatch)
-    monkeypatch.setattr(entries, "BEING_WRITTEN", frozenset({"LXC"}))
-    assert load(tmp_path) == []
 
 
 def test_a_log_half_joins_its_entry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -230,7 +230,7 @@ def test_a_huge_log_is_streamed() -> None:
     batch = b'[2026-11-21 10:00:00] INFO:     127.0.0.1:1 - "POST /generate HTTP/1.1" 200 OK\n'
 
     class Endless(io.RawIOBase):
-        left = 60
+        left = 20
 
         def read(self, size: int = -1) -> bytes:
             self.left -= 1
@@ -238,7 +238,7 @@ def test_a_huge_log_is_streamed() -> None:
 
     begun = time.process_time()
     said = diagnose(lines_of(Endless()), SIGNATURES)  # type: ignore[arg-type]
-    assert said.verdict == "OK" and said.lines > 40_000
+    assert said.verdict == "OK" and said.lines > 15_000
     assert time.process_time() - begun < 40
 
 

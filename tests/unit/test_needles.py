@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 from ruamel.yaml import YAML
 
+from ddtree_ops.core.log_text import bare
 from ddtree_ops.core.needles import Gate, needles
-from ddtree_ops.core.signatures import bare, load
+from ddtree_ops.core.signatures import load
 
 pytestmark = pytest.mark.tier("preflight")
 

@@ -6,7 +6,7 @@ import os
 from typing import Any, Dict, List, Tuple
 
 from . import service, store
-from .core.signatures import clean
+from .core.log_text import clean
 from .journal import Txn
 from .layout import Layout, write_atomic
 from .systemd import run

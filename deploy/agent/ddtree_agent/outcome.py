@@ -5,7 +5,7 @@ import time
 from typing import Any, Dict, Optional
 
 from . import drain, evidence, gate, guard, room, service, store
-from .core.signatures import clean
+from .core.log_text import clean
 from .core.txn import FORWARD, TOUCHED, is_open
 from .decided import confirmed, keep_all, kept_text, set_confirmed, sweep_ready, undo_of
 from .journal import Txn

@@ -6,7 +6,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Dict, List, Optional
 
 from . import caps, evidence, observe, systemd
-from .core.signatures import Evidence, Scanner, clean
+from .core.log_text import clean
+from .core.signatures import Evidence, Scanner
 from .layout import Layout
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ import urllib.request
 from typing import Any, Dict, List, Optional
 
 from . import sockets, unitenv, unitfile
-from .core.signatures import clean
+from .core.log_text import clean
 from .layout import BASELINE, Layout, remove_file, write_atomic
 from .systemd import ctl, run, show
 from .wire import AgentError

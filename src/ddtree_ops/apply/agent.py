@@ -12,8 +12,8 @@ from typing import Any
 from ddtree_ops.apply import agentzip
 from ddtree_ops.config.model import HostConfig, Inventory
 from ddtree_ops.core import errors
+from ddtree_ops.core.log_text import clean
 from ddtree_ops.core.refusals import explain
-from ddtree_ops.core.signatures import clean
 from ddtree_ops.transport.base import Transport
 
 #: Loads the agent from its own stdin, in memory: a read leaves no file behind (memfd_create(2), Python 3.8+).

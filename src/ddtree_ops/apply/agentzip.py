@@ -20,6 +20,7 @@ SHARED = (
     "watch_motion.py",
     "watch_unit.py",
     "signatures.py",
+    "log_text.py",
     "signatures.json",
 )
 _EPOCH = (1980, 1, 1, 0, 0, 0)

@@ -13,8 +13,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from ddtree_ops.core.log_text import bare, clean, plain
 from ddtree_ops.core.needles import Gate
-from ddtree_ops.core.signatures import PHASES, Evidence, Scanner, Signature, bare, clean, plain
+from ddtree_ops.core.signatures import PHASES, Evidence, Scanner, Signature
 
 _ANY = "pasted"
 #: Signatures so general that a specific line after them is the better cause.

@@ -9,6 +9,8 @@ from collections import deque
 from dataclasses import dataclass, field, replace
 from typing import Any, Deque, Dict, FrozenSet, List, Optional, Pattern, Tuple
 
+from .log_text import bare, clean
+
 #: The phases of a start, in order (design section 5); `hold` is the bake time after the last of them.
 PHASES: Tuple[str, ...] = ("process", "import", "weights", "graphs", "serve", "mode", "capacity")
 _START = ("process", "import", "weights", "graphs", "serve")
@@ -72,16 +74,6 @@ _DEADLY = 5  # the exception of a traceback that a process died of
 _TRACE = 3  # the exception of a traceback that no signature knows
 _KILLS = ("root", "fatal", "effect", "consequence")
 
-#: What writes in front of a line: journal and syslog, docker and kubernetes, dmesg, torchrun, vLLM, glog.
-_STAMP = re.compile(
-    r"^(?:\w{3} +\d+ [\d:]{8}(?:\.\d+)? \S+ [^\s\[:]+(?:\[\d+\])?: |\d{4}-\d\d-\d\dT\S+ \S+ [^\s\[:]+(?:\[\d+\])?: "
-    r"|\d{4}-\d\d-\d\d[T ][\d:.,]+(?:Z|[+-]\d\d:?\d\d)?(?: std(?:out|err) [FP])? (?=\S)|[\w.-]+ +\| |\[ *\d+\.\d{6}\] "
-    r"|\[\w{3} \w{3} +\d+ [\d:]{8} \d{4}\] |\[rank\d+\]: ?|\(\w[\w ]* pid=\d+[^)]*\) ?"
-    r"|(?:ERROR|WARNING|INFO|CRITICAL|DEBUG) \d\d-\d\d [\d:.]+ \[[\w./]+(?::\d+)?\] ?|[EWIF]\d{4} [\d:.]+ +\d+ [\w./]+:\d+\] )"
-)
-_ANSI = re.compile(
-    r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ufeff]"
-)
 _HEADER = "Traceback (most recent call last)"
 _EXCEPTION = re.compile(
     r"^[A-Za-z_][\w.]*(?:Error|Exception|Exit|Interrupt|Timeout|Expired|Failure|Failed|OutOfResources|Empty|Again)\w*"
@@ -90,15 +82,9 @@ _EXCEPTION = re.compile(
 _CHAINED = re.compile(r"^(?:During handling of the above exception|The above exception was the direct cause)")
 _CHILD = re.compile(r"^Process \w*Process-\d[\d:]*:$")
 _SOFT = re.compile(
-    r"(?i)\bignor\w+|\bfall(?:ing|s)? ?back\b|\bretrying\b|\bwarning\b|\w+Warning:|\bskipp\w+|\boverriding\b|\bdefaulting\b"
-    r"|\bnon-fatal\b|\bwill (?:use the )?default\b"
+    r"(?i)\bignor\w+|\bfall(?:ing|s)? ?back\b|\bretrying\b|\bwarning\b|\w+Warning:|\bskipp\w+"
+    r"|\boverriding\b|\bdefaulting\b|\bnon-fatal\b|\bwill (?:use the )?default\b"
 )
-_SECRET = re.compile(
-    r"(?i)((?:api|admin|access|hf|auth)[-_]?\w*(?:key|token)['\"]?\s*[=:]\s*|--\S*(?:key|token)['\"]?[ =,]+|bearer\s+)"
-    r"('[^']*'|\"[^\"]*\"|[^\s,;)]+)"
-)
-_TOKEN = re.compile(r"\b(?:hf_|sk-)[A-Za-z0-9_-]{16,}")
-_WIDTH = 400
 _BEFORE, _AFTER = 6, 4
 
 
@@ -176,28 +162,6 @@ def match(line: str, phase: str, signatures: List[Signature]) -> Optional[Signat
         ):
             return None if signature.role == "benign" else signature
     return None
-
-
-def plain(line: str) -> str:
-    """A log line without colours and control characters."""
-    return _ANSI.sub("", line).rstrip()
-
-
-def bare(line: str) -> str:
-    """`plain`, and without what a journal, a container or a launcher writes in front of the line."""
-    text = plain(line)
-    for _ in range(3):  # docker in front of torchrun in front of vLLM
-        text, found = _STAMP.subn("", text, count=1)
-        if not found:
-            break
-    return text
-
-
-def clean(line: str) -> str:
-    """`bare`, cut to a width that a report can hold, secrets blanked."""
-    text = bare(line)
-    text = _TOKEN.sub("***", _SECRET.sub(r"\1***", text))
-    return text if len(text) <= _WIDTH else text[: _WIDTH - 1] + "…"
 
 
 def _is_soft(signature: Signature, line: str) -> bool:

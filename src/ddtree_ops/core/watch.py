@@ -8,7 +8,8 @@ from dataclasses import replace
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Set, Tuple
 
 from . import watch_unit
-from .signatures import PHASES, Evidence, Scanner, Signature, clean
+from .log_text import clean
+from .signatures import PHASES, Evidence, Scanner, Signature
 from .watch_facts import Expect, Limits, Observation, Probe, UnitState, Verdict
 from .watch_info import same, shown, told
 from .watch_motion import Motion

@@ -1,0 +1,47 @@
+"""The text of a log line: without what surrounds it, cut to a width, secrets blanked.
+
+Pure, standard library only: built verbatim into the host agent.
+"""
+
+import re
+
+#: What writes in front of a line: journal and syslog, docker and kubernetes, dmesg, torchrun, vLLM, glog.
+_STAMP = re.compile(
+    r"^(?:\w{3} +\d+ [\d:]{8}(?:\.\d+)? \S+ [^\s\[:]+(?:\[\d+\])?: "
+    r"|\d{4}-\d\d-\d\dT\S+ \S+ [^\s\[:]+(?:\[\d+\])?: "
+    r"|\d{4}-\d\d-\d\d[T ][\d:.,]+(?:Z|[+-]\d\d:?\d\d)?(?: std(?:out|err) [FP])? (?=\S)|[\w.-]+ +\| "
+    r"|\[ *\d+\.\d+\] |\[\w{3} \w{3} +\d+ [\d:]{8} \d{4}\] |\[rank\d+\]: ?|\(\w[\w ]* pid=\d+[^)]*\) ?"
+    r"|(?:ERROR|WARNING|INFO|CRITICAL|DEBUG) \d\d-\d\d [\d:.]+ \[[\w./]+(?::\d+)?\] ?"
+    r"|[EWIF]\d{4} [\d:.]+ +\d+ [\w./]+:\d+\] )"
+)
+_ANSI = re.compile(
+    r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ufeff]"
+)
+_SECRET = re.compile(
+    r"(?i)((?:api|admin|access|hf|auth)[-_]?\w*(?:key|token)['\"]?\s*[=:]\s*|--\S*(?:key|token)['\"]?[ =,]+|bearer\s+)"
+    r"('[^']*'|\"[^\"]*\"|[^\s,;)]+)"
+)
+_TOKEN = re.compile(r"\b(?:hf_|sk-)[A-Za-z0-9_-]{16,}")
+_WIDTH = 400
+
+
+def plain(line: str) -> str:
+    """A log line without colours and control characters."""
+    return _ANSI.sub("", line).rstrip()
+
+
+def bare(line: str) -> str:
+    """`plain`, and without what a journal, a container or a launcher writes in front of the line."""
+    text = plain(line)
+    for _ in range(3):  # docker in front of torchrun in front of vLLM
+        text, found = _STAMP.subn("", text, count=1)
+        if not found:
+            break
+    return text
+
+
+def clean(line: str) -> str:
+    """`bare`, cut to a width that a report can hold, secrets blanked."""
+    text = bare(line)
+    text = _TOKEN.sub("***", _SECRET.sub(r"\1***", text))
+    return text if len(text) <= _WIDTH else text[: _WIDTH - 1] + "…"
