@@ -20,9 +20,13 @@ SCRIPT = Path(__file__).with_name("reader_host.py")
 UNIT, PORT = "sglang.service", 30000
 LOCK, LOCK_LIMIT_S = f"/var/lib/ddtree/{UNIT}/lock", 20
 # A timer that waits is active as well: nothing of ours may be left to act.
+# An agent whose operator was killed may not have come as far as its lock or its unit: it is at work all the same, and
+# quiet is what is so twice.
 QUIET = (
-    "end=$(($(date +%s) + {limit})); while systemctl list-units 'ddtree-*' --state=active,activating,deactivating"
-    " --plain --no-legend | grep -q . && [ $(date +%s) -lt $end ]; do sleep 0.2; done"
+    "busy() {{ systemctl list-units 'ddtree-*' --state=active,activating,deactivating --plain --no-legend | grep -q ."
+    " || pgrep -f 'ddtree-agen[t]' >/dev/null; }};"
+    " end=$(($(date +%s) + {limit})); while {{ busy || {{ sleep 0.7; busy; }}; }} && [ $(date +%s) -lt $end ];"
+    " do sleep 0.2; done"
     # An agent of a session that was cut off may have to notice first.
     "; end=$(($(date +%s) + {lock})); until flock -n {path} true || [ ! -e {path} ] || [ $(date +%s) -ge $end ];"
     " do sleep 0.2; done"

@@ -187,3 +187,15 @@ def test_a_failed_rollback_is_its_own_error() -> None:
         follow.judge(
             "ct129", {"outcome": "rollback-failed", "problem": {"reason": "port-taken"}}, "confirmed"
         )
+
+
+def test_a_drain_that_could_not_be_undone_is_not_called_untouched() -> None:
+    outcome = {
+        "outcome": "rolled-back", "touched": False, "serving": "baseline", "undrain": "undo: exit status 127",
+        "failure": {"hint": "the drain command failed: x"},
+    }  # fmt: skip
+    with pytest.raises(PreconditionFailed) as seen:
+        follow.judge("ct129", outcome, "confirmed")
+    said = str(seen.value)
+    for words in ("still out of its router", "undo: exit status 127", "run drain.undo on ct129"):
+        assert words in said

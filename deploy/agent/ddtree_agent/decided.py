@@ -3,6 +3,7 @@
 A change is readied before anything stops, so that it is two renames when it comes: a full disk cannot spoil a confirm.
 """
 
+import os
 from typing import Any, Dict, Optional
 
 from . import service, store
@@ -24,9 +25,33 @@ def confirmed(layout: Layout) -> Dict[str, Any]:
     try:
         found = read_json(layout.confirmed)
     except AgentError:
-        # Our note is damaged; the drop-in in /etc is what boots, and so what counts.
-        return {"release": service.kept_release(layout), "undo": None, "damaged": True}
-    return found if isinstance(found, dict) else {"release": BASELINE, "undo": None}
+        found = False
+    if found is None and not os.path.islink(layout.confirmed):
+        return {"release": BASELINE, "undo": None}
+    if _whole(layout, found):
+        return dict(found)
+    # Our note is damaged; the drop-in in /etc is what boots, and so what counts.
+    return {"release": service.kept_release(layout), "undo": None, "damaged": True}
+
+
+def _whole(layout: Layout, found: Any) -> bool:
+    """Whether it is a record of ours. One that names a release which is not here, and does not boot, is none."""
+    if not isinstance(found, dict) or not _names(found.get("release")):
+        return False
+    if found.get("undo", False) is not None and not _names(found.get("undo")):
+        return False
+    release = str(found["release"])
+    return (
+        release == BASELINE
+        or os.path.isdir(layout.release(release))
+        or (service.kept_release(layout) == release)
+    )
+
+
+def _names(word: Any) -> bool:
+    return isinstance(word, str) and (
+        word == BASELINE or (bool(word) and set(word) <= set("0123456789abcdef"))
+    )
 
 
 def keep(layout: Layout) -> "tuple[str, ...]":

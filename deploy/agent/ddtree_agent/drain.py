@@ -24,7 +24,7 @@ def drain(txn: Txn) -> None:
         raise AgentError(
             "precondition",
             f"the drain command failed: {problem}",
-            meaning="nothing was stopped, and the server is put back",
+            meaning="nothing was stopped",
             next="correct drain.command in hosts.yaml, or the router",
         )
 
@@ -63,8 +63,8 @@ def _run(txn: Txn, hook: Dict[str, Any], command: List[str]) -> Optional[str]:
         "RELEASE": intent["release"],
         "PORT": intent["port"],
     }
-    env = [f"DDTREE_{name}={value}" for name, value in told.items()]
-    status, out, err = run(["/usr/bin/env", *env, *command], limit_s(intent))
+    env = {f"DDTREE_{name}": str(value) for name, value in told.items()}
+    status, out, err = run(command, limit_s(intent), env=env)
     if status == 0:
         return None
     said = [line for line in (err + out).splitlines() if line.strip()]

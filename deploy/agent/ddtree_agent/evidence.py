@@ -3,6 +3,7 @@
 import glob
 import json
 import os
+import re
 from typing import Any, Dict, List, Tuple
 
 from . import service, store
@@ -13,6 +14,8 @@ from .systemd import run
 
 #: 200 lines, each cut by clean(), and never more than this many bytes of them.
 _LINES, _BYTES = 200, 64 << 10
+#: What `main.write_secrets` writes: NAME="value", with quotes and backslashes escaped.
+_QUOTED = re.compile(r'^\w+="((?:\\.|[^"\\])*)"$', re.M | re.S)
 
 
 def mark(log: str) -> Dict[str, int]:
@@ -77,14 +80,17 @@ def hidden(layout: Layout) -> List[str]:
 
 
 def _stored(layout: Layout) -> List[str]:
-    lines: List[List[str]] = []
+    values: List[str] = []
     for path in glob.glob(layout.secrets("*")):
         try:
             with open(path, encoding="utf-8", errors="replace") as file:
-                lines += [line.rstrip("\n").split("=", 1) for line in file if "=" in line]
+                values += [
+                    re.sub(r"\\(.)", r"\1", found, flags=re.S) for found in _QUOTED.findall(file.read())
+                ]
         except OSError:
             continue
-    return [value.strip('"').replace('\\"', '"').replace("\\\\", "\\") for _, value in lines]
+    # a log has a value of several lines in pieces
+    return [piece for value in values for piece in {value, *value.splitlines()}]
 
 
 def _span(txn: Txn) -> Tuple[float, float, int]:

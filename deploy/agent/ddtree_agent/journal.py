@@ -47,8 +47,18 @@ class Txn:
         return os.path.isfile(os.path.join(self.dir, "intent.json"))
 
     @property
+    def known(self) -> bool:
+        """Whether what was asked can still be read: of one that cannot, only its trial can be told, by `status`."""
+        try:
+            return bool(self.intent)
+        except AgentError:
+            return False
+
+    @property
     def intent(self) -> Dict[str, Any]:
         found = read_json(os.path.join(self.dir, "intent.json"))
+        if found == {}:
+            raise AgentError("precondition", f"{os.path.join(self.dir, 'intent.json')} is damaged")
         if not isinstance(found, dict):
             raise AgentError(
                 "usage",
@@ -74,6 +84,8 @@ class Txn:
         try:
             found = read_json(self._state_path)
         except AgentError:
+            found = False
+        if found is not None and not (isinstance(found, dict) and found.get("state") in table.TABLE):
             # One damaged record must not keep every verb off the host: what has an outcome has ended, and what may
             # not have is taken back.
             ended = os.path.exists(os.path.join(self.dir, "outcome.json"))
@@ -140,7 +152,7 @@ def open_txn(layout: Layout) -> Optional[Txn]:
     """The transaction that somebody still has to finish, if there is one (the lock allows only one)."""
     for name in reversed(transactions(layout)):
         txn = Txn(layout, name)
-        if table.is_open(txn.state):
+        if table.is_open(txn.state) and txn.known:
             return txn
     return None
 
@@ -151,7 +163,8 @@ def transactions(layout: Layout) -> List[str]:
         names = os.listdir(layout.txns)
     except FileNotFoundError:
         return []
-    return sorted(name for name in names if not name.startswith(".") and Txn(layout, name).exists)
+    ours = (name for name in names if name and set(name) <= set("0123456789abcdef-"))
+    return sorted(name for name in ours if Txn(layout, name).exists)
 
 
 def boot_id() -> str:

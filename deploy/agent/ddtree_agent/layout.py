@@ -201,8 +201,10 @@ def read_json(path: str, default: Any = None) -> Any:
             return json.loads(file.read())
     except FileNotFoundError:
         return default
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise AgentError("precondition", f"{path} is damaged: {error}") from None
+    except (IsADirectoryError, NotADirectoryError) as error:
+        raise AgentError("precondition", f"{path} is damaged: {error.strerror}") from None
 
 
 def remove_file(path: str) -> bool:
@@ -320,6 +322,10 @@ def _close_to_others(folder: str) -> None:
 def _open_lock(layout: Layout) -> int:
     try:
         return os.open(layout.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    except IsADirectoryError:
+        raise AgentError(
+            "precondition", f"{layout.lock} is a directory", next=f"rmdir {layout.lock}, on the host"
+        ) from None
     except OSError as error:
         if error.errno != errno.EROFS or not os.path.exists(layout.lock):
             raise

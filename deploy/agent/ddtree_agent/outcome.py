@@ -1,5 +1,6 @@
 """How a transaction ends: confirm, restore the confirmed release, and the record of either."""
 
+import errno
 import os
 import time
 from typing import Any, Dict, Optional
@@ -94,7 +95,7 @@ def finish_confirm(txn: Txn) -> None:
         if problem is not None:  # users cannot reach it yet: the guard comes back here
             raise AgentError("unknown", problem, next="ddtree-ops status")
         fields = {"outcome": "confirmed", "serving": intent["release"], **_put_back(txn)}
-        room.spend(layout, lambda: _record(txn, fields))
+        _write_down(txn, fields)
         txn.to("CONFIRMED")
     _tidy(txn)
 
@@ -346,8 +347,23 @@ def _record(txn: Txn, fields: Dict[str, Any]) -> None:
         whole = {**asked, "source_digest": _sources(txn), **measures(txn), **fields}
         write_json(os.path.join(txn.dir, "outcome.json"), whole, mode=0o600)
     # a first try may have ended between the two writes, and the history is what proves
-    if not any(entry.get("txn") == txn.id for entry in read_history(txn.layout)):
+    try:
+        written = any(entry.get("txn") == txn.id for entry in read_history(txn.layout))
+    except AgentError:
+        written = False  # it cannot be read; the write says why
+    if not written:
         append_history(txn.layout, whole)
+
+
+def _write_down(txn: Txn, fields: Dict[str, Any]) -> None:
+    """The record of a confirm. What a disk refuses now it may take soon, and the guard comes back; a history that is
+    no file (a hand, a restore from a backup) never will, and holds up no confirm."""
+    try:
+        room.spend(txn.layout, lambda: _record(txn, fields))
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO):
+            raise
+        txn.say({"ev": "note", "text": f"WARN the history could not be written: {error}"})
 
 
 def _sources(txn: Txn) -> Optional[str]:

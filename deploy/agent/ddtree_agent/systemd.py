@@ -7,10 +7,12 @@ from typing import Dict, List, Optional, Tuple
 Result = Tuple[int, str, str]
 
 
-def run(argv: List[str], timeout: float, input: Optional[bytes] = None) -> Result:
+def run(
+    argv: List[str], timeout: float, input: Optional[bytes] = None, env: Optional[Dict[str, str]] = None
+) -> Result:
     """Run a command; return (exit status, stdout, stderr). Status 124 where `timeout` (seconds) ran out, 127 where
     the program is missing: a caller that decides by status needs no try block."""
-    env = dict(os.environ, LC_ALL="C", SYSTEMD_COLORS="0", SYSTEMD_PAGER="")
+    whole = dict(os.environ, LC_ALL="C", SYSTEMD_COLORS="0", SYSTEMD_PAGER="", **(env or {}))
     try:
         done = subprocess.run(
             argv,
@@ -19,7 +21,7 @@ def run(argv: List[str], timeout: float, input: Optional[bytes] = None) -> Resul
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             timeout=timeout,
-            env=env,
+            env=whole,
             check=False,
         )
     except subprocess.TimeoutExpired as error:

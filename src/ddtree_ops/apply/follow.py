@@ -203,6 +203,15 @@ def judge(host: str, outcome: dict[str, Any], wanted: str) -> None:
         "meaning": failure.get("hint"),
         "next": f"ddtree-ops logs --host {host}",
     }
+    if outcome.get("touched") is False and outcome.get("undrain"):
+        raise PreconditionFailed(
+            f"the rollout ended before anything was stopped: {failure.get('hint')}",
+            host=host,
+            evidence=outcome["undrain"],
+            meaning="the server is still out of its router: drain.undo of hosts.yaml failed as well",
+            serving=f"{serving or 'nothing'}, but the router sends it no requests",
+            next=f"run drain.undo on {host} by hand; then correct `drain` in hosts.yaml and deploy again",
+        )
     if outcome.get("touched") is False:
         raise PreconditionFailed(
             f"the rollout ended before anything was touched: {failure.get('hint')}",

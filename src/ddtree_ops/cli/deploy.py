@@ -53,6 +53,8 @@ def deploy(
 ) -> None:
     """Preflight, snapshot, patch, push, arm, switch, watch, gate, confirm; rolled back on any failure."""
     from ddtree_ops.cli._common import check_output, one_host
+    from ddtree_ops.config.secrets import redact
+    from ddtree_ops.core.text import one_line
 
     check_output(json, events)
     moment = _moment(at)
@@ -63,7 +65,7 @@ def deploy(
         mode,
         adopt=adopt,
         at=moment,
-        why=why or f"deploy --mode {mode}{' --adopt' if adopt else ''}",
+        why=redact(one_line(why or "")) or f"deploy --mode {mode}{' --adopt' if adopt else ''}",
         json=json,
         events=events,
         verbose=verbose,
@@ -149,11 +151,13 @@ def confirmed(name: str, outcome: dict[str, Any]) -> str:
     """A deploy that did what was asked, in words."""
     phases = ", ".join(f"{phase} {seconds:.1f}" for phase, seconds in (outcome.get("phases") or {}).items())
     stop = outcome.get("stop") or {}
+    undrain = outcome.get("undrain")
+    drained = f"\n  WARN the server is still drained, run drain.undo by hand: {undrain}" if undrain else ""
     return (
         f"{name}: {outcome['mode']} is confirmed, release {outcome['serving']}\n"
         f"  stop {stop.get('seconds')} s (KillMode={stop.get('kill_mode')}, Result={stop.get('result')}), "
         f"downtime {outcome.get('downtime_s')} s; seconds by phase: {phases}\n"
-        f"  undo: ddtree-ops rollback --host {name}"
+        f"  undo: ddtree-ops rollback --host {name}{drained}"
     )
 
 

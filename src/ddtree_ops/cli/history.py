@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from ddtree_ops.cli._options import ConfigOpt, HostOpt, JsonOpt
+from ddtree_ops.core.text import one_line
 
 
 def history(
@@ -20,6 +21,7 @@ def history(
     from ddtree_ops.cli._common import one_host
     from ddtree_ops.cli._run import connector
     from ddtree_ops.cli._sinks import document
+    from ddtree_ops.config.secrets import redact
 
     inventory, chosen = one_host(config, host)
     with connector(inventory, chosen)() as client:
@@ -28,7 +30,7 @@ def history(
         document({"host": chosen.name, "history": entries})
         return
     for entry in entries:
-        typer.echo(describe(entry))
+        typer.echo(redact(describe(entry)))
     if not entries:
         typer.echo(f"{chosen.name}: nothing was changed here yet")
 
@@ -49,7 +51,7 @@ def describe(entry: dict[str, Any]) -> str:
         + (f", downtime {entry['downtime_s']} s" if entry.get("downtime_s") else "")
     )
     if entry.get("why") and not str(entry["why"]).startswith(("deploy ", "rollback", "apply ")):
-        line += f"\n    why: {entry['why']}"
+        line += f"\n    why: {one_line(str(entry['why']))}"
     line += "".join(f"\n    adopted: {text}" for text in entry.get("adopted") or ())
     line += "".join(f"\n    waived: {text}" for text in entry.get("waived") or ())
     failure = entry.get("failure") or {}

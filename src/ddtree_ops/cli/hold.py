@@ -32,10 +32,12 @@ def hold(
     from ddtree_ops.cli._common import one_host
     from ddtree_ops.cli._run import connector
     from ddtree_ops.cli._sinks import document, say
+    from ddtree_ops.config.secrets import redact
     from ddtree_ops.core.errors import UsageProblem
+    from ddtree_ops.core.text import one_line
     from ddtree_ops.core.when import parse_moment, parse_span
 
-    text = " ".join(why.split())
+    text = redact(one_line(why))
     if not text:
         raise UsageProblem("a hold needs a reason", next='--why "GPU 3 is being replaced"')
     if span is not None and until is not None:

@@ -1,0 +1,8 @@
+"""Words that an operator typed, as they may be kept and shown: one line, nothing that drives a terminal."""
+
+from __future__ import annotations
+
+
+def one_line(text: str) -> str:
+    """The text on one line; control characters (ESC, newlines, bidi marks) become blanks."""
+    return " ".join("".join(c if c.isprintable() else " " for c in text).split())
