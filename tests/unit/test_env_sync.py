@@ -182,7 +182,7 @@ def test_a_cut_line_leaves_only_staging_and_the_next_run_goes_on(
         b.receive(manifest, io.BytesIO(stream[: len(stream) // 2]))
     assert "what arrived is kept" in caught.value.fields["next"]
     assert not os.path.exists(b.layout.runtime(manifest["runtime"]))
-    store.sweep_staging(b.layout)  # a push in between
+    store.sweep(b.layout)  # a push in between
     again = b.prepare(manifest)
     assert again["reused"] >= plan["local"]
     assert again["missing"] and set(again["missing"]) <= set(plan["missing"])
