@@ -121,6 +121,11 @@ def waived(findings: Sequence[Finding]) -> list[str]:
     return [f"{one.rule}: {one.waived} ({one.evidence})" for one in findings if one.waived]
 
 
+#: What explains much of what else looks wrong: a rollout on its way (its trial is not loaded yet), packages that are
+#: not there (the host's own are judged in their place).
+EXPLAINS = ("transaction", "runtime")
+
+
 def refusal(
     findings: Sequence[Finding], host: str, serving: str | None = None, mode: str | None = None
 ) -> OpsError | None:
@@ -135,8 +140,7 @@ def refusal(
         return None
     if mode is not None and all(stop.rule in DRIFT for stop in stops):
         return _unknown_state(stops, host, serving, mode)
-    # A rollout on its way explains much of what else looks wrong: its trial, say, that is not loaded yet.
-    first = next((stop for stop in stops if stop.rule == "transaction"), stops[0])
+    first = next((stop for stop in stops if stop.rule in EXPLAINS), stops[0])
     others = sorted({stop.rule for stop in stops if stop is not first})
     rest = f"; {len(stops) - 1} more: {', '.join(others)}" if others else ""
     kind = HostLocked if first.rule == "transaction" else PreconditionFailed
