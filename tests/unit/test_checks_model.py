@@ -680,3 +680,12 @@ def test_the_series_own_flags_are_known_with_their_values() -> None:
     wanted = {"mode": "full", "accepts": accepts, "argv": argv}
     assert [said(rule, {}, wanted)[0].level for rule in ("flags", "flag-values", "ddtree")] == [Level.OK] * 3
     assert said("flag-values", {}, {"mode": "full", "argv": argv})[0].level is Level.BLOCK
+
+
+def test_a_switch_that_the_series_brings_needs_no_value() -> None:
+    """Seen on the real engine: its parser does not know the flag yet, so nothing is known of its value."""
+    argv = ("python3", "-m", "sglang.launch_server", "--model-path", "/m", "--ddtree-shadow", "--tp", "2")
+    for accepts, wrong in (({"--ddtree-shadow": ()}, False), ({}, True)):
+        found = [*said("flags", {}, {"argv": argv, "accepts": accepts})]
+        found += said("flag-values", {}, {"argv": argv, "accepts": accepts})
+        assert any("--ddtree-shadow" in finding.evidence for finding in found) is wrong

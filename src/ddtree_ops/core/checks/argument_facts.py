@@ -135,7 +135,9 @@ def judged(found: Arguments, wanted: Wanted) -> Arguments:
     """
     known = None if found.known is None else found.known | set(wanted.accepts)
     choices = {flag: (*values, *wanted.accepts.get(flag, ())) for flag, values in found.choices.items()}
-    seen = replace(found, known=known, choices=choices)
+    # whether a flag that the series brings takes a value, its own parser says in the import smoke
+    brought = {flag: "?" for flag in wanted.accepts if flag not in (found.known or ())}
+    seen = replace(found, known=known, choices=choices, nargs={**brought, **found.nargs})
     at = next((i for i, word in enumerate(wanted.argv) if word.startswith("--")), len(wanted.argv))
     if at == len(wanted.argv):
         return seen
