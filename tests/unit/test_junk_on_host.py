@@ -110,3 +110,14 @@ def test_a_history_that_is_no_file_holds_up_no_confirm(
     ends._write_down(txn, {"outcome": "confirmed"})
     assert "the history could not be written" in Path(txn.events_path).read_text()
     assert (outcome(txn) or {})["outcome"] == "confirmed"
+
+
+def test_what_a_crash_left_half_written_goes_with_the_next_rollout(layout: Layout) -> None:
+    txn = Txn.create(layout, {"txn": "abc-1", "who": "me", "kind": "deploy", "release": RELEASE})
+    halves = [Path(txn.dir, ".ddtree-x1y2"), Path(layout.state, ".ddtree-z3")]
+    for half in halves:
+        half.write_text("{")
+    Path(layout.txns, "NOTES").write_text("a hand's")
+    decided.sweep_ready(layout)
+    assert not any(half.exists() for half in halves)
+    assert txn.state == "PREPARED" and Path(layout.txns, "NOTES").exists()

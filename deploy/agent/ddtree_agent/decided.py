@@ -107,6 +107,9 @@ def sweep_ready(layout: Layout, txn_id: str = "") -> None:
     for path in (layout.kept, layout.confirmed, layout.trial):
         if sweep_temporary(path, txn_id):
             service.prune(path)
+    if not txn_id and os.path.isdir(layout.txns):
+        for name in os.listdir(layout.txns):
+            sweep_temporary(os.path.join(layout.txns, name, "state"))
 
 
 def kept_text(layout: Layout, release: str) -> Optional[str]:

@@ -134,7 +134,7 @@ def sweep_temporary(path: str, name: str = "") -> bool:
     folder = os.path.dirname(path)
     try:
         found = [entry for entry in os.listdir(folder) if entry.startswith(_TEMP + name)]
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return False
     for entry in found:
         _unlink(os.path.join(folder, entry))
