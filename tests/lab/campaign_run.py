@@ -12,6 +12,7 @@ from typing import Any
 import reader
 from campaign_draw import Draw
 from campaign_faults import Blows, Client, Operator
+from ddtree_lab.problem import LabProblem
 from invariants import Asked
 from rig import Rig
 
@@ -55,7 +56,18 @@ class Interrupted:
         reader.settle(self.host)
         client.end()
         self.recovery_s = client.recovery_s(self.struck[0])
-        self.rig.scenario()
+        self._forget()
+
+    def _forget(self) -> None:
+        """Take the sickness away. A host that was asked to reboot late may go down only now."""
+        for last in (False, False, True):
+            try:
+                self.rig.scenario()
+                return
+            except LabProblem:
+                if last:
+                    raise
+                reader.settle(self.host)
 
     def _strike(self, blows: Blows, began: float) -> None:
         threads = []
