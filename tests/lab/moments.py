@@ -28,8 +28,8 @@ TRIAL_DIR, KEPT_DIR = f"/run/systemd/system/{UNIT}.d", f"/etc/systemd/system/{UN
 TRIAL, KEPT = f"{TRIAL_DIR}/60-ddtree-trial.conf", f"{KEPT_DIR}/50-ddtree.conf"
 FOLDERS = (STATE, TXNS, RELEASES, TRIAL_DIR, KEPT_DIR)
 #: Programs whose every start is looked at: each step of the agent on the unit is one of systemctl, each call a python,
-#: each drain command an env.
-PROGRAMS = ("/usr/bin/systemctl", "/usr/bin/python3", "/usr/bin/env")
+#: the drain commands of the matrix (`matrix.DRAIN`) a touch and an rm.
+PROGRAMS = ("/usr/bin/systemctl", "/usr/bin/python3", "/usr/bin/touch", "/usr/bin/rm")
 
 # fanotify(7), linux/fanotify.h
 _CLASS_CONTENT, _CLOEXEC, _MARK_ADD = 0x4, 0x1, 0x1
@@ -324,7 +324,7 @@ MOMENTS: dict[str, Moment] = {
         "the trial lies ready, nothing is stopped", lambda s: s.state == "ARMED" and bool(s.halves(TRIAL_DIR))
     ),
     "P5 draining": Moment(
-        "the drain command begins", lambda s: s.state == "ARMED" and s.program == "env", programs=True
+        "the drain command begins", lambda s: s.state == "ARMED" and s.program == "touch", programs=True
     ),
     "P5 drained": _state("DRAINED"),
     "P6 stopped": _state("STOPPED"),
@@ -349,7 +349,7 @@ MOMENTS: dict[str, Moment] = {
     "P11 confirmed": _state("CONFIRMED"),
     "P13 undraining": Moment(
         "confirmed, the undrain command begins",
-        lambda s: s.kept and not s.trial and s.program == "env",
+        lambda s: s.kept and not s.trial and s.program == "rm",
         programs=True,
     ),
     "P14 collecting": Moment(
