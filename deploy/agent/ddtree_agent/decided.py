@@ -10,6 +10,7 @@ from . import service, store
 from .layout import (
     BASELINE,
     Layout,
+    is_digest,
     json_bytes,
     make_ready,
     read_json,
@@ -49,9 +50,7 @@ def _whole(layout: Layout, found: Any) -> bool:
 
 
 def _names(word: Any) -> bool:
-    return isinstance(word, str) and (
-        word == BASELINE or (bool(word) and set(word) <= set("0123456789abcdef"))
-    )
+    return isinstance(word, str) and (word == BASELINE or is_digest(word))
 
 
 def keep(layout: Layout) -> "tuple[str, ...]":

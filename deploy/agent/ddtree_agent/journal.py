@@ -9,7 +9,7 @@ from typing import Any, Dict, Iterator, List, Optional
 
 from . import room
 from .core import txn as table
-from .layout import Layout, append_line, read_json, rewrite_json, sync_dir, write_json
+from .layout import Layout, append_line, is_txn_id, read_json, rewrite_json, sync_dir, write_json
 from .wire import AgentError
 
 
@@ -163,8 +163,7 @@ def transactions(layout: Layout) -> List[str]:
         names = os.listdir(layout.txns)
     except FileNotFoundError:
         return []
-    ours = (name for name in names if name and set(name) <= set("0123456789abcdef-"))
-    return sorted(name for name in ours if Txn(layout, name).exists)
+    return sorted(name for name in names if is_txn_id(name) and Txn(layout, name).exists)
 
 
 def boot_id() -> str:

@@ -54,7 +54,7 @@ class Layout:
 
     def release(self, digest: str) -> str:
         """The directory of a release. Raises AgentError for anything but a plain digest."""
-        if not _is_digest(digest):
+        if not is_digest(digest):
             raise AgentError("usage", f"{digest!r} is no release digest")
         return os.path.join(self.releases, digest)
 
@@ -64,7 +64,7 @@ class Layout:
 
     def runtime(self, digest: str) -> str:
         """The directory of a runtime (packages carried over from another host). Raises AgentError as `release`."""
-        if not _is_digest(digest):
+        if not is_digest(digest):
             raise AgentError("usage", f"{digest!r} is no runtime digest")
         return os.path.join(self.runtimes, digest)
 
@@ -81,13 +81,19 @@ class Layout:
 
     def txn(self, txn_id: str) -> str:
         """The directory of a transaction."""
-        if not txn_id or not all(c in "0123456789abcdef-" for c in txn_id):
+        if not is_txn_id(txn_id):
             raise AgentError("usage", f"{txn_id!r} is no transaction id")
         return os.path.join(self.txns, txn_id)
 
 
-def _is_digest(text: str) -> bool:
+def is_digest(text: str) -> bool:
+    """Whether it is one: lower-case hex."""
     return bool(text) and all(c in "0123456789abcdef" for c in text)
+
+
+def is_txn_id(text: str) -> bool:
+    """Whether a transaction may be called so: a path of ours is made of it."""
+    return bool(text) and all(c in "0123456789abcdef-" for c in text)
 
 
 def sync_dir(path: str) -> None:
