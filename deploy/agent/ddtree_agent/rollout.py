@@ -14,6 +14,7 @@ from . import (
     hold,
     install,
     observe_env,
+    rehearsal_unit,
     room,
     runtimes,
     service,
@@ -135,6 +136,7 @@ def begin(layout: Layout, request: Dict[str, Any], archive: str) -> Txn:
         if request["kind"] == "deploy":
             hold.refuse(layout)
         settle(layout)
+        rehearsal_unit.end(layout)  # one whose agent was killed holds memory that the trial needs
         now = confirmed(layout)["release"]
         if now != request["from"]:
             raise AgentError(
