@@ -38,8 +38,9 @@ HYBRID_80B: dict[str, Any] = {
     **DENSE_27B, "architectures": ["Qwen3NextForCausalLM"], "model_type": "qwen3_next", "hidden_size": 2048,
     "intermediate_size": 5120, "num_hidden_layers": 48, "num_attention_heads": 16, "num_key_value_heads": 2,
     "head_dim": 256, "full_attention_interval": 4, "linear_conv_kernel_dim": 4, "linear_key_head_dim": 128,
-    "linear_num_key_heads": 16, "linear_num_value_heads": 32, "linear_value_head_dim": 128, "partial_rotary_factor": 0.25,
-    "num_experts": 512, "num_experts_per_tok": 10, "moe_intermediate_size": 512, "shared_expert_intermediate_size": 512,
+    "linear_num_key_heads": 16, "linear_num_value_heads": 32, "linear_value_head_dim": 128,
+    "partial_rotary_factor": 0.25, "num_experts": 512, "num_experts_per_tok": 10,
+    "moe_intermediate_size": 512, "shared_expert_intermediate_size": 512,
     "decoder_sparse_step": 1, "norm_topk_prob": True, "mlp_only_layers": [], "output_router_logits": False,
     "router_aux_loss_coef": 0.001,
 }  # fmt: skip
@@ -187,8 +188,9 @@ class Bench:
     def live(self) -> None:
         """The server that must not notice."""
         argv = [
-            sys.executable, "-m", "sglang.launch_server", "--model-path", f"{self.args.pair}/target", "--host", "127.0.0.1",
-            "--port", str(LIVE_PORT), *self.common(), "--max-total-tokens", "32768", *self.cap(0.1),
+            sys.executable, "-m", "sglang.launch_server", "--model-path", f"{self.args.pair}/target",
+            "--host", "127.0.0.1", "--port", str(LIVE_PORT), *self.common(), "--max-total-tokens", "32768",
+            *self.cap(0.1),
         ]  # fmt: skip
         env = " ".join(f"{name}={os.environ[name]}" for name in self.args.keep if name in os.environ)
         words = ["systemd-run", f"--unit={UNIT}", f"--property=StandardOutput=append:{self.root}/live.log"]
@@ -217,7 +219,7 @@ class Bench:
             "--tp",
             str(self.args.tp),
             *device,
-            *self.args.flag,
+            *self.args.flags.split(),
         ]
 
     def cap(self, fraction: float) -> list[str]:
@@ -249,7 +251,6 @@ class Bench:
         from ddtree_agent import rehearsal, store
         from ddtree_agent.layout import Layout
         from ddtree_agent.wire import AgentError
-
         from ddtree_ops.core.modes_file import read_modes
         from ddtree_ops.core.rehearsal import Small, small
 
@@ -302,7 +303,7 @@ def main() -> int:
     parser.add_argument("--modes", required=True, help="the series' modes.yaml, as JSON")
     parser.add_argument("--work", required=True)
     parser.add_argument("--keep", nargs="*", default=[], help="variables of the live unit")
-    parser.add_argument("--flag", nargs="*", default=[])
+    parser.add_argument("--flags", default="", help="more flags of every server, in one word")
     bench = Bench(parser.parse_args())
     bench.models()
     bench.live()

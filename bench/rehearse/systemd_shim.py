@@ -57,6 +57,9 @@ def systemd_run(words: list[str]) -> int:
     kept = {name: value for name, value in props if name in ("ExecStart", "Environment")}
     if os.fork() == 0:
         os.setsid()
+        nothing = os.open(os.devnull, os.O_RDWR)
+        for fd in (0, 1, 2):  # or the caller would wait for our end of its pipes
+            os.dup2(nothing, fd)
         keep(unit, argv, env, log, cwd, kept)
         os._exit(0)
     until = time.monotonic() + 10
