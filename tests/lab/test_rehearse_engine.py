@@ -1,4 +1,4 @@
-"""`deploy --rehearse` on the real SGLang 0.5.11: the release's own code runs on dummy weights beside the live server."""
+"""`deploy --rehearse` on the real SGLang 0.5.11: its own code runs on dummy weights beside the live server."""
 
 from __future__ import annotations
 

@@ -11,8 +11,9 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Callable, Dict, List
 
 PROMPTS, TOKENS, AT_ONCE = 4, 12, 4
-#: bfloat16 flips near-ties between shapes of a batch, and dummy weights have many: some tokens may differ.
-SAME = 0.75
+#: bfloat16 may flip a near-tie between shapes of a batch: two of 44 tokens may differ. Seen on two H200 at tp 2 (full,
+#: shadow, a hybrid) and on a CPU: 44 of 44.
+SAME = 0.95
 _LIMIT_S = 120.0
 Generate = Callable[[List[int], int], List[int]]
 
