@@ -84,13 +84,24 @@ TREE = (
 )
 SHADOW = ("--speculative-ddtree-shadow-linear",)
 HYBRID = (*SHADOW, "--disable-radix-cache")
+#: A kernel that does not compile, and one request's verify read from its neighbour's rows.
+BREAKS = {
+    "kernel": ("ddtree_kernels_tree.py", "tl.program_id(", "tl.no_such_thing("),
+    "requests": (
+        "ddtree_worker.py",
+        "return walk_greedily(logits, trees, depth)",
+        "return walk_greedily(logits.unflatten(0, (len(batch.reqs), -1)).roll(1, 0).flatten(0, 1), trees, depth)",
+    ),
+}
 #: name: (model, flags, GiB left free, what breaks the release, expected verdict)
 CASES: dict[str, tuple[str, tuple[str, ...], float, str, str]] = {
     "full": ("dense27", TREE, 24, "", "PASSED"),
     "tiny": ("tiny", TREE, 24, "", "PASSED"),
+    "tiny_requests": ("tiny", TREE, 24, "requests", "FAILED"),
     "shadow": ("dense27", TREE + SHADOW, 24, "", "PASSED"),
     "hybrid": ("hybrid80", TREE + HYBRID, 24, "", "PASSED"),
     "kernel": ("dense27", TREE, 24, "kernel", "FAILED"),
+    "requests": ("dense27", TREE, 24, "requests", "FAILED"),
     "tight": ("dense27", TREE, 5, "", "DOES_NOT_FIT"),
     "none": ("dense27", TREE, 2, "", "DOES_NOT_FIT"),
 }
@@ -169,19 +180,19 @@ class Bench:
                 (place / "config.json").write_text(json.dumps(config))
 
     def release(self, broken: str) -> Path:
-        """The overlay: the whole package and our series over it; `broken`: a kernel that does not compile."""
+        """The overlay: the whole package and our series over it, broken as `broken` says."""
         release = self.root / "opt/ddtree/releases" / RELEASE
         shutil.rmtree(release, ignore_errors=True)
         overlay = release / "overlay"
         shutil.copytree(Path(self.args.site) / "sglang", overlay / "sglang", symlinks=True)
         shutil.copytree(Path(self.args.patch) / "sglang", overlay / "sglang", dirs_exist_ok=True)
         if broken:
-            file = overlay / "sglang/srt/speculative" / "ddtree_kernels_tree.py"
-            if not file.exists():
-                raise SystemExit(f"{file} is not in the series")
+            path, old, new = BREAKS[broken]
+            file = overlay / "sglang/srt/speculative" / path
             text = file.read_text()
-            at = text.index("tl.program_id(")
-            file.write_text(text[:at] + "tl.no_such_thing(" + text[at + len("tl.program_id(") :])
+            if old not in text:
+                raise SystemExit(f"{path} has no {old!r}")
+            file.write_text(text.replace(old, new, 1))
         (release / "manifest.json").write_text(json.dumps({"release": RELEASE}))
         return overlay
 

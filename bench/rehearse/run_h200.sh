@@ -1,5 +1,6 @@
 #!/bin/bash
 # Rehearsals beside a live server on a bare, offline H200 machine: bench/rehearse/run_h200.sh TP CASE...
+# MEMORY=1: then full-size servers with dummy weights, for the preflight's arithmetic (bench/preflight/memory.py).
 # Needs .gpu/ (bench/engine/build_gpu.sh) and .gpu/modes.json (the series' modes.yaml as JSON) carried along.
 set -uo pipefail
 cd "$(dirname "$0")/../.."
@@ -25,6 +26,12 @@ timeout "$LIMIT_S" python3 bench/rehearse/rehearse.py "$@" --tp "$TP" --site "$S
 status=${PIPESTATUS[0]}
 echo "## $SECONDS s: ended with $status"
 nvidia-smi --query-gpu=index,memory.used --format=csv,noheader
+if [ -n "${MEMORY:-}" ]; then
+  python3 bench/preflight/memory_h200.py --pair "$SCRATCH/pair" --work "$SCRATCH/memory" \
+    --flags "--sampling-backend pytorch --disable-piecewise-cuda-graph --watchdog-timeout 300" | tee "$OUT/memory.txt"
+  tar -C "$SCRATCH/memory" -czf "$OUT/memory-logs.tar.gz" $(cd "$SCRATCH/memory"; ls *.log) 2>/dev/null
+  echo "## $SECONDS s: memory"
+fi
 cp "$SCRATCH/work/live.log" "$OUT/" 2>/dev/null
 tar -C "$SCRATCH/work/opt/ddtree" -czf "$OUT/failed.tar.gz" failed 2>/dev/null
 exit "$status"
