@@ -117,8 +117,8 @@ def main() -> None:
         print(f"## {name}: {memory.judge(need)[0]}")
         print(
             f"predicted  share {need.fraction}, running {need.running}, width {need.width}, graphs {need.graphs}: "
-            f"weights {plan.weights / GIB:.1f} GiB, states {(plan.states + plan.slots) / GIB:.1f}, tokens {plan.tokens} "
-            f"of {plan.per_token} B; outside: draft {plan.draft / GIB:.1f}, logits {plan.logits / GIB:.2f}, indices "
+            f"weights {plan.weights / GIB:.1f} GiB, states {(plan.states + plan.slots) / GIB:.1f}, tokens "
+            f"{plan.tokens} of {plan.per_token} B; outside: draft {plan.draft / GIB:.1f}, logits {plan.logits / GIB:.2f}, indices "
             f"{plan.indices / GIB:.2f}, masks {plan.masks / GIB:.2f}, room {plan.room / GIB:.1f}"
         )
         print(f"rule       {said}")

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import socket
 import zlib
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ddtree_agent import rehearsal_answers, rehearsal_model, rehearsal_room
+from ddtree_agent import rehearsal, rehearsal_answers, rehearsal_model, rehearsal_room
 from ddtree_ops.core.errors import UsageProblem
 from ddtree_ops.core.modes_file import read_modes
 from ddtree_ops.core.rehearsal import Small, sentence, small
@@ -174,6 +175,17 @@ def test_a_small_checkpoint_has_everything_but_weights(tmp_path: Path) -> None:
     ]
     assert json.loads((tmp_path / "small" / "config.json").read_text()) == {"num_hidden_layers": 4}
     assert (source / "config.json").read_text() == "{}"
+
+
+def test_the_port_is_one_that_the_engine_takes_and_nobody_holds() -> None:
+    """0.5.11 ends at once where 10000 above its port is none: a rehearsal on an ephemeral port blamed the release."""
+    first = rehearsal.free_port()
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", first))
+        holder.listen()
+        second = rehearsal.free_port()
+    assert first != second
+    assert max(first, second) + 10000 <= 65535
 
 
 def smi(text: str, status: int = 0) -> Any:

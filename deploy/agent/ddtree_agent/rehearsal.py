@@ -30,6 +30,8 @@ from .wire import AgentError, send
 
 #: Failures that say no more than that there was too little memory beside the live server (core.signatures' reasons).
 NO_ROOM = ("cuda-oom", "memory-pool", "oom-kill", "host-memory")
+#: Where its port is looked for: below the ephemeral range, which is other programs' for their connections.
+PORTS = (31000, 32000)
 _TICK_S, _BEAT_S = 0.25, 2.0
 Found = Dict[str, Any]
 
@@ -107,7 +109,7 @@ def _checkpoints(case: Case) -> Union[Found, str]:
 
 
 def _run(case: Case, room: rehearsal_room.Room, made: Found, keep: Tuple[str, ...]) -> Found:
-    layout, port = case.layout, _free_port()
+    layout, port = case.layout, free_port()
     before, live, began = observe_env.look(), _live(layout), time.monotonic()
     words = {**made, "port": port, "fraction": room.fraction()}
     argv = [
@@ -225,10 +227,18 @@ def _live(layout: Layout) -> Found:
     return {"state": facts.get("ActiveState", "unknown"), "pid": facts.get("MainPID", "0")}
 
 
-def _free_port() -> int:
-    with socket.socket() as made:
-        made.bind(("127.0.0.1", 0))
-        return int(made.getsockname()[1])
+def free_port() -> int:
+    """A port of 127.0.0.1 that nobody listens on. SGLang 0.5.11 also wants 10000 above it to be a port, and takes some
+    more within 1000. Raises AgentError where there is none."""
+    for port in range(*PORTS):
+        with socket.socket() as made:
+            made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                made.bind(("127.0.0.1", port))
+                return port
+            except OSError:
+                continue
+    raise AgentError("precondition", f"no port of 127.0.0.1 from {PORTS[0]} to {PORTS[1]} is free")
 
 
 def _tail(case: Case) -> "list[str]":
