@@ -118,8 +118,9 @@ def main() -> None:
         print(
             f"predicted  share {need.fraction}, running {need.running}, width {need.width}, graphs {need.graphs}: "
             f"weights {plan.weights / GIB:.1f} GiB, states {(plan.states + plan.slots) / GIB:.1f}, tokens "
-            f"{plan.tokens} of {plan.per_token} B; outside: draft {plan.draft / GIB:.1f}, logits {plan.logits / GIB:.2f}, indices "
-            f"{plan.indices / GIB:.2f}, masks {plan.masks / GIB:.2f}, room {plan.room / GIB:.1f}"
+            f"{plan.tokens} of {plan.per_token} B; outside: draft {plan.draft / GIB:.1f}, logits "
+            f"{plan.logits / GIB:.2f}, indices {plan.indices / GIB:.2f}, masks "
+            f"{plan.masks / GIB:.2f}, room {plan.room / GIB:.1f}"
         )
         print(f"rule       {said}")
         for log in (log for log in logs if log["case"] == name):
