@@ -19,12 +19,15 @@ export TVM_FFI_CACHE_DIR=$SCRATCH/cache/tvm-ffi TRITON_CACHE_DIR=$SCRATCH/cache/
 export SGLANG_HOST_IP=127.0.0.1 GLOO_SOCKET_IFNAME=lo NCCL_SOCKET_IFNAME=lo NCCL_NVLS_ENABLE=0
 echo "## $SECONDS s: unpacked"
 status=0
-[ $# -eq 0 ] || timeout "$LIMIT_S" python3 bench/rehearse/rehearse.py "$@" --tp "$TP" --site "$SCRATCH/site" --patch .gpu/patch \
+rehearse() {
+  timeout "$LIMIT_S" python3 bench/rehearse/rehearse.py "$@" --tp "$TP" --site "$SCRATCH/site" --patch .gpu/patch \
   --pair "$SCRATCH/pair" --modes .gpu/modes.json --work "$SCRATCH/work" \
   --flags "--sampling-backend pytorch --disable-piecewise-cuda-graph --watchdog-timeout 300 --context-length 2048" --keep PYTHONPATH PYTHONUNBUFFERED \
   HF_HUB_OFFLINE TRANSFORMERS_OFFLINE TOKENIZERS_PARALLELISM SGLANG_IS_FLASHINFER_AVAILABLE CUDA_HOME TVM_FFI_CACHE_DIR \
   TRITON_CACHE_DIR SGLANG_HOST_IP GLOO_SOCKET_IFNAME NCCL_SOCKET_IFNAME NCCL_NVLS_ENABLE 2>&1 | grep -v '"beat"' | tee "$OUT/rehearse.txt"
-[ $# -eq 0 ] || status=${PIPESTATUS[0]}
+  return "${PIPESTATUS[0]}"
+}
+if [ $# -gt 0 ]; then rehearse "$@" || status=$?; fi
 echo "## $SECONDS s: ended with $status"
 nvidia-smi --query-gpu=index,memory.used --format=csv,noheader
 if [ -n "${MEMORY:-}" ]; then
