@@ -11,13 +11,14 @@ DENSE: dict[str, Any] = {
     "attention_bias": False, "tie_word_embeddings": False, "torch_dtype": "bfloat16", "eos_token_id": 510,
     "bos_token_id": 510,
 }  # fmt: skip
-#: As Qwen3.5-27B: 48 layers with a recurrent state of 48 heads, 16 of full attention.
+#: As Qwen3.5-27B: 48 layers with a recurrent state of 48 heads, 16 of full attention. Qwen3-Next's class knows no dense
+#: MLP, so its 17408 columns are eight experts of 2176.
 HYBRID: dict[str, Any] = {
     **DENSE, "architectures": ["Qwen3NextForCausalLM"], "model_type": "qwen3_next", "num_attention_heads": 24,
     "num_key_value_heads": 4, "head_dim": 256, "vocab_size": 248320, "full_attention_interval": 4,
     "linear_conv_kernel_dim": 4, "linear_key_head_dim": 128, "linear_num_key_heads": 16, "linear_num_value_heads": 48,
-    "linear_value_head_dim": 128, "partial_rotary_factor": 0.25, "num_experts": 0, "num_experts_per_tok": 0,
-    "moe_intermediate_size": 512, "shared_expert_intermediate_size": 512, "decoder_sparse_step": 1,
+    "linear_value_head_dim": 128, "partial_rotary_factor": 0.25, "num_experts": 8, "num_experts_per_tok": 2,
+    "moe_intermediate_size": 2176, "shared_expert_intermediate_size": 512, "decoder_sparse_step": 1,
     "norm_topk_prob": True, "mlp_only_layers": [], "output_router_logits": False, "router_aux_loss_coef": 0.001,
 }  # fmt: skip
 

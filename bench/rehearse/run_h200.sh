@@ -1,6 +1,6 @@
 #!/bin/bash
 # Rehearsals beside a live server on a bare, offline H200 machine: bench/rehearse/run_h200.sh TP CASE...
-# MEMORY=1: then full-size servers with dummy weights, for the preflight's arithmetic (bench/preflight/memory.py).
+# MEMORY="CASE...": then full-size servers with dummy weights, for the preflight's arithmetic (bench/preflight/memory.py).
 # Needs .gpu/ (bench/engine/build_gpu.sh) and .gpu/modes.json (the series' modes.yaml as JSON) carried along.
 set -uo pipefail
 cd "$(dirname "$0")/../.."
@@ -32,7 +32,7 @@ echo "## $SECONDS s: ended with $status"
 nvidia-smi --query-gpu=index,memory.used --format=csv,noheader
 if [ -n "${MEMORY:-}" ]; then
   mkdir "$SCRATCH/patched" && cp -r "$SCRATCH/site/sglang" "$SCRATCH/patched/" && cp -r .gpu/patch/sglang "$SCRATCH/patched/"
-  PYTHONPATH=$SCRATCH/patched:$SCRATCH/site python3 bench/preflight/memory_h200.py --pair "$SCRATCH/pair" --work "$SCRATCH/memory" \
+  PYTHONPATH=$SCRATCH/patched:$SCRATCH/site python3 bench/preflight/memory_h200.py $MEMORY --pair "$SCRATCH/pair" --work "$SCRATCH/memory" \
     --flags "--sampling-backend pytorch --disable-piecewise-cuda-graph --watchdog-timeout 300" | tee "$OUT/memory.txt"
   tar -C "$SCRATCH/memory" -czf "$OUT/memory-logs.tar.gz" $(cd "$SCRATCH/memory"; ls *.log) 2>/dev/null
   echo "## $SECONDS s: memory"
