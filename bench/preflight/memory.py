@@ -31,6 +31,8 @@ def parameters(config: dict[str, Any]) -> int:
     hidden, layers, dim = config["hidden_size"], config["num_hidden_layers"], config["head_dim"]
     heads, kv = config["num_attention_heads"] * dim, config["num_key_value_heads"] * dim
     mlp = 3 * hidden * config["intermediate_size"]
+    if "num_experts" in config:
+        mlp += 3 * hidden * config["shared_expert_intermediate_size"]
     gate = 2 if "full_attention_interval" in config else 1
     attention = hidden * (heads * gate + 2 * kv) + heads * hidden
     full = layers // config.get("full_attention_interval", 1)
