@@ -49,7 +49,7 @@ def test_every_rule_has_a_fault_here_or_in_the_catalogue() -> None:
 def test_the_healthy_host_is_ok_throughout() -> None:
     seen = found({})
     assert {one.level for one in seen} == {Level.OK}
-    assert {one.rule for one in seen} == MINE - {"memlock", "cpu-fallback", "device-nested"}
+    assert {one.rule for one in seen} == MINE - {"cpu-fallback", "device-nested"}
 
 
 @pytest.mark.parametrize("section", SECTIONS)
@@ -74,6 +74,24 @@ def test_nothing_of_a_gpu_is_asked_of_a_server_on_cpus() -> None:
         **holders(stranger(engine=True, cgroup="/")),
     }
     assert found(broken, base=HEALTHY_CPU) == []
+
+
+def test_one_rule_names_what_was_left_behind_and_each_process_once() -> None:
+    orphan = stranger(engine=True, name="sglang::schedul", ppid=1, cgroup="/user.slice/session-3.scope")
+    child = dict(orphan, pid=901, name="sglang::detok", ppid=900)
+    seen = {
+        "pid": 900, "ppid": 1, "parent": "systemd", "state": "S", "name": "sglang::scheduler_TP0", "unit": None,
+        "cgroup": "/user.slice/session-3.scope", "ours": False, "container": False, "gpu": True, "rss": 1 << 30,
+    }  # fmt: skip
+    both = {"processes": {"processes": [seen]}, **holders(orphan, child)}
+    assert [one.level for one in found(both, "leftovers")] == [Level.BLOCK]
+    assert [one.level for one in found(holders(orphan), "leftovers")] == [
+        Level.BLOCK
+    ]  # seen by its GPU alone
+    unknown = found({"gpu_processes": {"error": "no answer in 50 s"}}, "leftovers")
+    assert [one.level for one in unknown] == [Level.WARN]
+    assert "no answer in 50 s" in unknown[0].evidence
+    assert [one.level for one in found(holders(orphan), "leftovers", HEALTHY_CPU)] == [Level.OK]
 
 
 def test_a_fault_of_a_gpu_that_the_server_does_not_take_is_a_warning() -> None:
