@@ -105,3 +105,10 @@ SECTIONS_CPU: dict[str, Any] = {
     "gpu_processes": {"processes": [], "apps_known": False, "unit_active": True},
     "topology": {"asked": False},
 }  # fmt: skip
+#: Laid over a healthy document: nothing of NVIDIA's is to be seen.
+NO_NVIDIA = {
+    "gpu": {"present": False, "count": 0, "driver": None},
+    "gpus": {"cards": dict.fromkeys(BUSES), "pci": []},
+    "driver": {"module": None},
+    "devices": {"nodes": dict.fromkeys(NODES)},
+}

@@ -344,7 +344,7 @@ def _record(txn: Txn, fields: Dict[str, Any]) -> None:
     whole = read_json(os.path.join(txn.dir, "outcome.json"))
     if not isinstance(whole, dict):
         asked = {key: txn.intent.get(key) for key in _ASKED}
-        whole = {**asked, "source_digest": _sources(txn), **measures(txn), **fields}
+        whole = {**asked, **_made_of(txn), **measures(txn), **fields}
         write_json(os.path.join(txn.dir, "outcome.json"), whole, mode=0o600)
     # a first try may have ended between the two writes, and the history is what proves
     try:
@@ -366,10 +366,11 @@ def _write_down(txn: Txn, fields: Dict[str, Any]) -> None:
         txn.say({"ev": "note", "text": f"WARN the history could not be written: {error}"})
 
 
-def _sources(txn: Txn) -> Optional[str]:
-    """What the release was made of: the history keeps it, so that it counts when the release itself is gone."""
+def _made_of(txn: Txn) -> Dict[str, Optional[str]]:
+    """{source_digest, runtime} of the release: the history keeps them, so that they count when it is gone itself."""
     try:
-        source = store.manifest_of(txn.layout, txn.intent["release"]).get("source_digest")
+        manifest = store.manifest_of(txn.layout, txn.intent["release"])
     except (AgentError, OSError):
-        return None  # a failed release that cannot be read does not cost the record
-    return str(source) if source else None
+        manifest = {}  # a failed release that cannot be read does not cost the record
+    found = {key: manifest.get(key) for key in ("source_digest", "runtime")}
+    return {key: str(value) if value else None for key, value in found.items()}
