@@ -5,7 +5,7 @@ import os
 import time
 from typing import Any, Dict, Optional
 
-from . import drain, evidence, gate, guard, room, service, store
+from . import drain, evidence, gate, gpu_return, guard, room, service, store
 from .core.log_text import clean
 from .core.txn import FORWARD, TOUCHED, is_open
 from .decided import confirmed, keep_all, kept_text, set_confirmed, sweep_ready, undo_of
@@ -280,6 +280,7 @@ def _restore_once(txn: Txn) -> Optional[Failure]:
             return _shut_still(txn)
         stopped = service.stop(layout.service, intent["timeouts"]["stop"])
         txn.say({"ev": "note", "text": f"stopped in {stopped['seconds']} s"})
+        gpu_return.wait(txn)
         shut = _shut_still(txn)
         if not intent["was_active"]:
             return shut
