@@ -18,7 +18,7 @@ from .wire import AgentError
 HEALTHY: Dict[str, Any] = {"state": {}}
 Failure = Dict[str, Any]
 #: What a record keeps of the intent. `from`: the release confirmed before; `origin`: the operator's address.
-_ASKED = ("txn", "kind", "release", "mode", "from", "who", "origin", "why", "adopted", "waived")
+_ASKED = ("txn", "kind", "release", "mode", "from", "who", "origin", "why", "adopted", "waived", "rehearsed")
 
 
 def confirm(txn: Txn, nonce: str) -> Dict[str, Any]:

@@ -15,6 +15,7 @@ from . import (
     hold,
     install,
     observe_env,
+    rehearsal_unit,
     room,
     runtimes,
     service,
@@ -136,6 +137,7 @@ def begin(layout: Layout, request: Dict[str, Any], archive: str) -> Txn:
         if request["kind"] == "deploy":
             hold.refuse(layout)
         settle(layout)
+        rehearsal_unit.end(layout)  # one whose agent was killed holds memory that the trial needs
         now = confirmed(layout)["release"]
         if now != request["from"]:
             raise AgentError(

@@ -49,17 +49,15 @@ def collect(
     return {name: found.get(name, {"error": f"not run in the unit's sandbox: {why}"}) for name in names}
 
 
-def unit_argv(unit: str, show: Dict[str, str], env: Dict[str, str], limit: float) -> List[str]:
+def unit_argv(
+    unit: str,
+    show: Dict[str, str],
+    env: Dict[str, str],
+    limit: float,
+    how: Tuple[str, ...] = ("--wait", "--collect", "--pipe"),
+) -> List[str]:
     """systemd-run with the unit's own identity and sandbox. It ends by itself even if we die (RuntimeMaxSec=)."""
-    argv = [
-        "systemd-run",
-        "--wait",
-        "--collect",
-        "--pipe",
-        "--quiet",
-        "--service-type=exec",
-        f"--unit={unit}",
-    ]
+    argv = ["systemd-run", *how, "--quiet", "--service-type=exec", f"--unit={unit}"]
     argv += [
         f"--property=RuntimeMaxSec={limit:g}",
         "--property=KillSignal=SIGKILL",
