@@ -20,6 +20,7 @@ SHARED = (
     "watch_motion.py",
     "watch_unit.py",
     "signatures.py",
+    "log_record.py",
     "log_text.py",
     "signatures.json",
 )

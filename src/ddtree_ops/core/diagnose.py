@@ -18,8 +18,6 @@ from ddtree_ops.core.needles import Gate
 from ddtree_ops.core.signatures import PHASES, Evidence, Scanner, Signature
 
 _ANY = "pasted"
-#: Signatures so general that a specific line after them is the better cause.
-_GENERAL = frozenset({"F02", "I04", "J11", "N05", "Y01", "Y02", "Y03"})
 #: Counted over the whole log instead of believed at once: a wedged engine, speculation that never accepts.
 _STUCK, _FLAT = "S80", "S74"
 _FLAT_MIN, _FLAT_SURE, _FLAT_BOUND = 3, 6, 1.05
@@ -32,6 +30,7 @@ _STATISTICS = re.compile(r"(?:Running: \d+ reqs|Decode batch)")
 _ACCEPTED = re.compile(r"Decode batch.*accept len: (?P<length>\d+\.\d+)")
 _ENGINE = re.compile(
     r"server_args=|\bsglang\b.*(?:launch_server|serve\b)|Load weight begin|Uvicorn running on|ServerArgs\("
+    r"|vLLM API server version|Initializing an? (?:V1 )?LLM engine|Automatically detected platform"
 )
 _DONE = re.compile(r"\bends?\b|\b100%")
 _STOPPING = re.compile(r"\bStopping \S+")
@@ -144,7 +143,7 @@ class Reader:
             self._run.scanner.feed("Traceback (most recent call last):", _ANY)  # the paste began below it
         self._follow_start(text)
         scanner = self._run.scanner
-        scanner.signatures = self._gate.candidates(text)
+        scanner.signatures = self._gate.candidates(scanner.read_as(text))
         signature = scanner.feed(line, _ANY)
         if scanner.best is not None and scanner.best.line != self._run.best_line:
             self._run.best_line, self._run.best_phase = scanner.best.line, self._phase
@@ -302,7 +301,7 @@ class Reader:
 
 def _anywhere(signature: Signature) -> Signature:
     """The signature for a log of unknown phase; what only explains a death counts as much as what announces one."""
-    fatal = signature.role == "explains" and signature.id not in _GENERAL
+    fatal = signature.role == "explains" and not signature.general
     return replace(signature, phases=frozenset({_ANY}), role="fatal" if fatal else signature.role)
 
 

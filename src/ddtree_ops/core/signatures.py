@@ -9,6 +9,7 @@ from collections import deque
 from dataclasses import dataclass, field, replace
 from typing import Any, Deque, Dict, FrozenSet, List, Optional, Pattern, Tuple
 
+from .log_record import LOADING, THROWN, Frames, begins, is_quiet
 from .log_text import bare, clean
 
 #: The phases of a start, in order (design section 5); `hold` is the bake time after the last of them.
@@ -85,13 +86,19 @@ _SOFT = re.compile(
     r"(?i)\bignor\w+|\bfall(?:ing|s)? ?back\b|\bretrying\b|\bwarning\b|\w+Warning:|\bskipp\w+"
     r"|\boverriding\b|\bdefaulting\b|\bnon-fatal\b|\bwill (?:use the )?default\b"
 )
+_THROWN_HINT = (
+    "native code threw an exception that nobody caught, and the process is dead: its text says why; "
+    "libraries of two builds, a driver that does not fit, or the GPU"
+)
 _BEFORE, _AFTER = 6, 4
+_MESSAGE = 60  # lines that the text of one exception may go on for (a compiler's output)
 
 
 @dataclass(frozen=True)
 class Signature:
     """One known line. `phases`: where it is looked for; `reason`: a word for machines; `host`: the host broke, not
-    the release; `firm`: no "warning" or "ignored" beside it takes anything back."""
+    the release; `firm`: no "warning" or "ignored" beside it takes anything back; `general`: a line that says more
+    exactly what happened is the better cause; `symptom`: what is missing here failed to load earlier."""
 
     id: str
     pattern: "Pattern[str]"
@@ -101,6 +108,8 @@ class Signature:
     hint: str
     host: bool = False
     firm: bool = False
+    general: bool = False
+    symptom: bool = False
 
 
 @dataclass(frozen=True)
@@ -117,6 +126,8 @@ class Evidence:
     host: bool = False
     known: bool = False
     id: str = ""
+    general: bool = True
+    symptom: bool = False
 
 
 def load(text: str) -> List[Signature]:
@@ -149,6 +160,8 @@ def _signature(entry: Dict[str, Any]) -> Signature:
         hint=entry["hint"],
         host=bool(entry.get("host", False)),
         firm=bool(entry.get("firm", False)),
+        general=bool(entry.get("general", False)),
+        symptom=bool(entry.get("symptom", False)),
     )
 
 
@@ -177,7 +190,8 @@ class Scanner:
 
     The first line of the strongest kind wins: an undefined symbol, then a known fatal line or the exception of a
     process that died of it, then any other exception, then effects (a child crashed, a time-out elsewhere), then
-    consequences. In a chain of exceptions Python prints the innermost first, so first is innermost.
+    consequences. In a chain of exceptions Python prints the innermost first, so first is innermost. A general line
+    gives way to an exact one in the text of the same exception, a symptom to the failed import that it comes from.
     """
 
     signatures: List[Signature]
@@ -190,18 +204,26 @@ class Scanner:
     _chained: bool = False
     _recent: Deque[str] = field(default_factory=lambda: deque(maxlen=_BEFORE))
     _after: int = 0
+    _message: int = 0
+    _frames: Frames = field(default_factory=Frames)
+    _suspect: Optional[Evidence] = None
 
     def feed(self, raw: str, phase: str) -> Optional[Signature]:
         """Take one line in `phase`; return the signature that it matched, if any."""
         whole, line = bare(raw), clean(raw)
         self._follow(line)
-        signature = match(whole, phase, self.signatures)
-        found = self._judge(whole, line, signature, phase)
+        signature = match(self.read_as(whole), phase, self.signatures)
+        self._message = 0 if begins(whole) else max(self._message - 1, 0)
+        found = self._judge(whole, line, signature, phase, is_quiet(raw))
         if found is not None:
             self._weigh(found)
         if line:
             self._recent.append(line)
         return signature
+
+    def read_as(self, whole: str) -> str:
+        """The line as signatures are to see it: an exception without a text with the source line that raised it."""
+        return self._frames.read_as(whole) if self._open else whole
 
     @property
     def in_traceback(self) -> bool:
@@ -212,18 +234,24 @@ class Scanner:
         """The last lines, for a failure that left no cause in the log."""
         return list(self._recent)
 
-    def _judge(self, whole: str, line: str, signature: Optional[Signature], phase: str) -> Optional[Evidence]:
+    def _judge(
+        self, whole: str, line: str, signature: Optional[Signature], phase: str, quiet: bool
+    ) -> Optional[Evidence]:
         if _CHAINED.match(whole):
             self._chained = True
             return None
         if _HEADER in whole:
-            self._begin(whole, signature)
+            self._begin(whole, signature, quiet)
             return self._evidence(line, signature, phase) if signature else None
+        if THROWN.match(whole):
+            return self._thrown(line, signature, phase)
         if self._open and whole[:1].isspace():
+            self._frames.feed(whole)
             return None  # frames and source text of a traceback say nothing by themselves
         if self._open and _EXCEPTION.match(whole):
             self._open -= 1
             if self._muted:
+                self._suspect = self._suspect or self._failed_load(line, signature, phase)
                 return None
             if (
                 self._echo is not None
@@ -232,8 +260,9 @@ class Scanner:
             return self._raised(line, signature, phase)
         return self._evidence(line, signature, phase) if signature else None
 
-    def _begin(self, whole: str, signature: Optional[Signature]) -> None:
+    def _begin(self, whole: str, signature: Optional[Signature], quiet: bool) -> None:
         self._open = min(self._open + 1, 16)
+        self._frames = Frames()
         if self._chained:  # one chain is one failure: it keeps the kind of its first header
             self._chained = False
             return
@@ -241,7 +270,7 @@ class Scanner:
         known = signature is not None and signature.role in _KILLS
         self._echo = signature if signature is not None and signature.role == "consequence" else None
         self._deadly = known or any(_CHILD.match(line) for line in self._recent)
-        self._muted = announced and not known and self._is_benign(whole)
+        self._muted = quiet or (announced and not known and self._is_benign(whole))
 
     def _is_benign(self, whole: str) -> bool:
         return any(s.role == "benign" and s.pattern.search(whole) for s in self.signatures)
@@ -251,14 +280,33 @@ class Scanner:
             known = self._evidence(line, signature, phase)
             if known is not None:
                 rank = max(known.rank, _DEADLY) if self._deadly else known.rank
-                return replace(known, rank=rank, kills=known.kills or self._deadly)
-        return Evidence(line, self._context(line), _DEADLY if self._deadly else _TRACE, self._deadly, phase)
+                hint = self._frames.hint(known.hint) if known.reason == "exception" else known.hint
+                return replace(known, rank=rank, kills=known.kills or self._deadly, hint=hint)
+        rank = _DEADLY if self._deadly else _TRACE
+        hint = self._frames.hint(Evidence.hint)
+        return Evidence(line, self._context(line), rank, self._deadly, phase, hint=hint)
+
+    def _thrown(self, line: str, signature: Optional[Signature], phase: str) -> Evidence:
+        """The text of a C++ exception that ended its process: whatever it speaks of, the process is dead."""
+        found = Evidence(line, self._context(line), _TRACE, True, phase, "crash", _THROWN_HINT, known=True)
+        if signature is None:
+            return found
+        known = self._evidence(line, signature, phase)
+        told = replace(
+            found, id=signature.id, reason=signature.reason, hint=signature.hint, host=signature.host
+        )
+        return replace(known, kills=True) if known is not None else told
+
+    def _failed_load(self, line: str, signature: Optional[Signature], phase: str) -> Optional[Evidence]:
+        """The line as the possible cause of what will be missing later."""
+        known = self._evidence(line, signature, phase) if signature is not None else None
+        return known if known is not None and LOADING.search(line) else None
 
     def _evidence(self, line: str, signature: Signature, phase: str) -> Optional[Evidence]:
         if signature.role not in _RANK:
             return None
         soft = not self._open and _is_soft(signature, line)
-        return Evidence(
+        found = Evidence(
             line=line,
             context=self._context(line),
             rank=2 if soft else _RANK[signature.role],
@@ -269,12 +317,27 @@ class Scanner:
             host=signature.host,
             known=True,
             id=signature.id,
+            general=signature.general,
+            symptom=signature.symptom,
         )
+        if soft and LOADING.search(line):
+            self._suspect = self._suspect or found
+        return found
 
     def _weigh(self, found: Evidence) -> None:
+        if found.symptom and self._suspect is not None:
+            found = replace(self._suspect, rank=found.rank, kills=found.kills)
         self.fatal = self.fatal or found.kills
         if self.best is None or found.rank > self.best.rank:
             self.best, self._after = found, _AFTER
+            self._message = _MESSAGE if found.general else 0
+        elif self._message and self.best.general and not found.general and found.rank >= _RANK["explains"]:
+            kills = self.best.kills or found.kills
+            self.best, self._after, self._message = (
+                replace(found, rank=self.best.rank, kills=kills),
+                _AFTER,
+                0,
+            )
         elif found.known and not self.best.known and found.rank == self.best.rank:
             # The wrapper of an exception that nobody knows still says what it happened in.
             self.best = replace(self.best, id=found.id, reason=found.reason, hint=found.hint, known=True)
