@@ -80,6 +80,8 @@ _EXCEPTION = re.compile(
     r"^[A-Za-z_][\w.]*(?:Error|Exception|Exit|Interrupt|Timeout|Expired|Failure|Failed|OutOfResources|Empty|Again)\w*"
     r"(?:: |:?$)"
 )
+#: Where frames have come, the next line is the exception, whatever it is called.
+_NAMED = re.compile(r"^(?:[A-Za-z_]\w*\.)*[A-Z]\w*[a-z]\w*(?:: |:?$)")
 _CHAINED = re.compile(r"^(?:During handling of the above exception|The above exception was the direct cause)")
 _CHILD = re.compile(r"^Process \w*Process-\d[\d:]*:$")
 _SOFT = re.compile(
@@ -248,7 +250,7 @@ class Scanner:
         if self._open and whole[:1].isspace():
             self._frames.feed(whole)
             return None  # frames and source text of a traceback say nothing by themselves
-        if self._open and _EXCEPTION.match(whole):
+        if self._open and (_EXCEPTION.match(whole) or (self._frames.place and _NAMED.match(whole))):
             self._open -= 1
             if self._muted:
                 self._suspect = self._suspect or self._failed_load(line, signature, phase)
