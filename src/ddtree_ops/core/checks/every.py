@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ddtree_ops.core.checks import (
+    all_reduce,
     arch,
     arguments,
     binaries,
@@ -63,6 +64,7 @@ RULES: tuple[Rule[Any], ...] = (
     *gpu_processes.RULES,
     *nccl.RULES,
     *nccl.TOPOLOGY_RULES,
+    *all_reduce.RULES,
     *checkpoint.RULES,
     *draft.RULES,
     *draft_config.RULES,

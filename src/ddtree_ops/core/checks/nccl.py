@@ -37,7 +37,7 @@ class Pair:
 
 @dataclass(frozen=True)
 class Nccl:
-    """memlock: bytes, None for no limit. env: NCCL_* of the unit."""
+    """memlock: bytes, None for no limit. env: NCCL_* of the unit, and torch's allocator."""
 
     shm: Shm | None
     memlock: int | None
