@@ -21,6 +21,7 @@ SHARED = (
     "watch_unit.py",
     "signatures.py",
     "log_text.py",
+    "raised.py",
     "signatures.json",
 )
 _EPOCH = (1980, 1, 1, 0, 0, 0)

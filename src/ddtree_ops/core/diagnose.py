@@ -19,7 +19,7 @@ from ddtree_ops.core.signatures import PHASES, Evidence, Scanner, Signature
 
 _ANY = "pasted"
 #: Signatures so general that a specific line after them is the better cause.
-_GENERAL = frozenset({"F02", "I04", "J11", "N05", "Y01", "Y02", "Y03"})
+_GENERAL = frozenset({"F02", "I04", "J11", "N05", "Y01", "Y02", "Y03", "Y04"})
 #: Counted over the whole log instead of believed at once: a wedged engine, speculation that never accepts.
 _STUCK, _FLAT = "S80", "S74"
 _FLAT_MIN, _FLAT_SURE, _FLAT_BOUND = 3, 6, 1.05
@@ -32,7 +32,13 @@ _STATISTICS = re.compile(r"(?:Running: \d+ reqs|Decode batch)")
 _ACCEPTED = re.compile(r"Decode batch.*accept len: (?P<length>\d+\.\d+)")
 _ENGINE = re.compile(
     r"server_args=|\bsglang\b.*(?:launch_server|serve\b)|Load weight begin|Uvicorn running on|ServerArgs\("
+    r"|vLLM API server version|non-default args: |\(EngineCore\w* pid=|Application startup complete"
 )
+#: What other servers than SGLang say when they serve; SGLang says it before its warm-up, and "ready to roll" after.
+_SERVES = re.compile(r"Application startup complete|Uvicorn running on")
+_SGLANG = re.compile(r"server_args=|\bsglang\b|Load weight begin|\b(?:TP|DP|EP|PP)\d+\] ")
+#: The first line of a start of another server than SGLang.
+_BEGINS = re.compile(r"vLLM API server version \S+")
 _DONE = re.compile(r"\bends?\b|\b100%")
 _STOPPING = re.compile(r"\bStopping \S+")
 _NOTHING_YET = ("refused",)
@@ -94,7 +100,7 @@ class Reader:
         self._marks = [s for s in signatures if s.role in ("passed", "entered")]
         self._gate = Gate([_anywhere(s) for s in known])
         self._engine_gate = Gate([_anywhere(s) for s in known if s.phases != _OUTSIDE_ENGINE])
-        self._engine = False
+        self._engine = self._sglang = False
         self._run = _Run(Scanner([]))
         self._failed_before: Diagnosis | None = None
         self._phase = ""
@@ -157,6 +163,9 @@ class Reader:
         """The phase, as far as milestones tell it; a new start; being ready."""
         if not self._engine and _ENGINE.search(text):
             self._engine, self._gate = True, self._engine_gate
+        self._sglang = self._sglang or _SGLANG.search(text) is not None
+        if not self._sglang and _BEGINS.search(text):
+            self._begin_again()
         for mark in self._marks:
             if not mark.pattern.search(text):
                 continue
@@ -170,6 +179,8 @@ class Reader:
             self._moves = None
             if target == "serve":
                 self._came_up()
+        if not self._sglang and _SERVES.search(text):
+            self._came_up()
 
     def _begin_again(self) -> None:
         """The arguments are logged once a start: a second time is the next start, and the first failure counts."""
@@ -268,7 +279,7 @@ class Reader:
         if role == "consequence":
             asked = best.reason == "exited-0" and (self._stopping or run.ready or best.id == "K15")
             return None if asked or self._waits is not None else self._of(best, "FAIL")
-        if role == "explains" and run.ready:
+        if role == "explains" and run.ready and not best.deadly:
             return self._of(best, "WARN")
         return self._of(best, "WARN" if run.ready and not best.kills else "FAIL")
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Deque, Dict, FrozenSet, List, Optional, Pattern, Tuple
 
 from .log_text import bare, clean
+from .raised import Place, says_little
 
 #: The phases of a start, in order (design section 5); `hold` is the bake time after the last of them.
 PHASES: Tuple[str, ...] = ("process", "import", "weights", "graphs", "serve", "mode", "capacity")
@@ -80,6 +81,7 @@ _EXCEPTION = re.compile(
     r"(?:: |:?$)"
 )
 _CHAINED = re.compile(r"^(?:During handling of the above exception|The above exception was the direct cause)")
+_INVALID = re.compile(r"\b\d+ validation errors? for \w+")  # pydantic: the lines below it say what is wrong
 _CHILD = re.compile(r"^Process \w*Process-\d[\d:]*:$")
 _SOFT = re.compile(
     r"(?i)\bignor\w+|\bfall(?:ing|s)? ?back\b|\bretrying\b|\bwarning\b|\w+Warning:|\bskipp\w+"
@@ -117,6 +119,8 @@ class Evidence:
     host: bool = False
     known: bool = False
     id: str = ""
+    weak: bool = False  # an exception without words: one that follows from it in its chain says more
+    deadly: bool = False  # the exception of a traceback that a process died of
 
 
 def load(text: str) -> List[Signature]:
@@ -188,6 +192,10 @@ class Scanner:
     _deadly: bool = False
     _echo: Optional[Signature] = None
     _chained: bool = False
+    _linked: bool = False
+    _announced: bool = False
+    _details: int = 0
+    _place: Place = field(default_factory=Place)
     _recent: Deque[str] = field(default_factory=lambda: deque(maxlen=_BEFORE))
     _after: int = 0
 
@@ -201,6 +209,7 @@ class Scanner:
             self._weigh(found)
         if line:
             self._recent.append(line)
+            self._announced = signature is not None and signature.role in _KILLS
         return signature
 
     @property
@@ -219,10 +228,14 @@ class Scanner:
         if _HEADER in whole:
             self._begin(whole, signature)
             return self._evidence(line, signature, phase) if signature else None
-        if self._open and whole[:1].isspace():
+        if self._details and "[type=" in whole:
+            return self._detail(whole, line, phase)
+        self._details = max(self._details - 1, 0)
+        if self._open and not _EXCEPTION.match(whole) and self._place.takes(whole):
             return None  # frames and source text of a traceback say nothing by themselves
         if self._open and _EXCEPTION.match(whole):
             self._open -= 1
+            self._details = 8 if _INVALID.search(whole) else 0
             if self._muted:
                 return None
             if (
@@ -234,11 +247,13 @@ class Scanner:
 
     def _begin(self, whole: str, signature: Optional[Signature]) -> None:
         self._open = min(self._open + 1, 16)
+        self._linked = self._chained
+        self._place.forget()
         if self._chained:  # one chain is one failure: it keeps the kind of its first header
             self._chained = False
             return
         announced = not whole.startswith(_HEADER)
-        known = signature is not None and signature.role in _KILLS
+        known = (signature is not None and signature.role in _KILLS) or self._announced
         self._echo = signature if signature is not None and signature.role == "consequence" else None
         self._deadly = known or any(_CHILD.match(line) for line in self._recent)
         self._muted = announced and not known and self._is_benign(whole)
@@ -247,17 +262,39 @@ class Scanner:
         return any(s.role == "benign" and s.pattern.search(whole) for s in self.signatures)
 
     def _raised(self, line: str, signature: Optional[Signature], phase: str) -> Evidence:
+        weak = says_little(line)
+        if (signature is None or signature.reason == "exception") and ": " not in line and self._place.source:
+            signature = match(self._place.source, phase, self.signatures) or signature
         if signature is not None and signature.role in _RANK:
-            known = self._evidence(line, signature, phase)
+            known = self._evidence(line, signature, phase, raised=True)
             if known is not None:
-                rank = max(known.rank, _DEADLY) if self._deadly else known.rank
-                return replace(known, rank=rank, kills=known.kills or self._deadly)
-        return Evidence(line, self._context(line), _DEADLY if self._deadly else _TRACE, self._deadly, phase)
+                deadly = self._deadly and signature.role != "consequence"
+                rank = max(known.rank, _DEADLY) if deadly else known.rank
+                unknown = signature.reason == "exception"
+                hint = self._place.hint(line) if unknown else known.hint
+                kills = known.kills or self._deadly
+                return replace(known, rank=rank, kills=kills, hint=hint, weak=weak and unknown, deadly=deadly)
+        rank, context = _DEADLY if self._deadly else _TRACE, self._context(line)
+        hint, deadly = self._place.hint(line), self._deadly
+        return Evidence(line, context, rank, deadly, phase, hint=hint, weak=weak, deadly=deadly)
 
-    def _evidence(self, line: str, signature: Signature, phase: str) -> Optional[Evidence]:
+    def _detail(self, whole: str, line: str, phase: str) -> Optional[Evidence]:
+        """The line under "1 validation error for X" that says what is not valid: it is the exception's own text."""
+        self._details = 0
+        said = whole.strip().partition(" [type=")[0]
+        said = said[len("Value error, ") :] if said.startswith("Value error, ") else said
+        found = self._raised(f"ValidationError: {said}", match(said, phase, self.signatures), phase)
+        found = replace(found, line=line, context=self._context(line))
+        if self.best is not None and _INVALID.search(self.best.line):
+            found = replace(found, rank=max(found.rank, self.best.rank), kills=self.best.kills)
+        return found
+
+    def _evidence(
+        self, line: str, signature: Signature, phase: str, raised: bool = False
+    ) -> Optional[Evidence]:
         if signature.role not in _RANK:
             return None
-        soft = not self._open and _is_soft(signature, line)
+        soft = not raised and not self._open and _is_soft(signature, line)
         return Evidence(
             line=line,
             context=self._context(line),
@@ -273,7 +310,11 @@ class Scanner:
 
     def _weigh(self, found: Evidence) -> None:
         self.fatal = self.fatal or found.kills
-        if self.best is None or found.rank > self.best.rank:
+        best = self.best
+        says_more = best is not None and found.rank >= best.rank and not found.weak
+        chained = best is not None and best.weak and self._linked
+        named = best is not None and _INVALID.search(best.line) is not None and "[type=" in found.line
+        if best is None or found.rank > best.rank or (says_more and (chained or named)):
             self.best, self._after = found, _AFTER
         elif found.known and not self.best.known and found.rank == self.best.rank:
             # The wrapper of an exception that nobody knows still says what it happened in.
