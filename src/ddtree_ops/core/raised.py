@@ -10,6 +10,9 @@ _FRAME = re.compile(r'\s*File "(?P<file>[^"]*)", line \d+(?:, in (?P<function>\S
 _BOXED = ("│", "╭", "╰", "|")
 _PACKAGES = re.compile(r".*/(?:site-packages|dist-packages)/|.*/python\d?[\d.]*/|.*/(?=(?:[^/]+/){3}[^/]+$)")
 _LONGEST = 160
+#: Between an exception's own words and the line of source that raised it, in the text that some signatures match.
+BESIDE = "<- "
+_ERRNO = re.compile(r"\[Errno -?\d+\] [A-Z][\w ]+$")
 #: Exceptions that mostly say only that something was looked up in vain; one that follows from them says more.
 _LOOKUPS = ("KeyError", "StopIteration", "Empty", "CancelledError", "AttributeError", "IndexError")
 
@@ -42,6 +45,10 @@ class Place:
         self.file = self.function = self.source = ""
         self._awaits_source = False
 
+    def told(self, line: str) -> str:
+        """An exception with the line of source that raised it."""
+        return f"{line} {BESIDE}{self.source}"
+
     def hint(self, line: str) -> str:
         """What can be said of an exception that no rule knows: its own words and its place."""
         name, _, words = line.partition(": ")
@@ -52,6 +59,12 @@ class Place:
             + (f": {said}" if said else "")
             + "; the lines around it say what asked for it"
         )
+
+
+def has_no_words(line: str) -> bool:
+    """Whether an exception has no words of its own, or only the system's for an error number."""
+    words = line.partition(": ")[2].strip()
+    return not words or _ERRNO.match(words) is not None
 
 
 def says_little(line: str) -> bool:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Deque, Dict, FrozenSet, List, Optional, Pattern, Tuple
 
 from .log_text import bare, clean
-from .raised import Place, says_little
+from .raised import BESIDE, Place, has_no_words, says_little
 
 #: The phases of a start, in order (design section 5); `hold` is the bake time after the last of them.
 PHASES: Tuple[str, ...] = ("process", "import", "weights", "graphs", "serve", "mode", "capacity")
@@ -213,6 +213,11 @@ class Scanner:
         return signature
 
     @property
+    def source(self) -> str:
+        """The line of source that a traceback has come to; "" outside one."""
+        return self._place.source if self._open else ""
+
+    @property
     def in_traceback(self) -> bool:
         """Whether the lines now are frames of a traceback whose exception has not come yet."""
         return self._open > 0
@@ -263,8 +268,8 @@ class Scanner:
 
     def _raised(self, line: str, signature: Optional[Signature], phase: str) -> Evidence:
         weak = says_little(line)
-        if (signature is None or signature.reason == "exception") and ": " not in line and self._place.source:
-            signature = match(self._place.source, phase, self.signatures) or signature
+        if (signature is None or signature.reason == "exception") and self._place.source:
+            signature = self._placed(line, phase) or signature
         if signature is not None and signature.role in _RANK:
             known = self._evidence(line, signature, phase, raised=True)
             if known is not None:
@@ -277,6 +282,16 @@ class Scanner:
         rank, context = _DEADLY if self._deadly else _TRACE, self._context(line)
         hint, deadly = self._place.hint(line), self._deadly
         return Evidence(line, context, rank, deadly, phase, hint=hint, weak=weak, deadly=deadly)
+
+    def _placed(self, line: str, phase: str) -> Optional[Signature]:
+        """What an exception means together with the source that raised it, where its own words say too little."""
+        own, little = self._place.told(line), has_no_words(line)
+        for signature in self.signatures:
+            if signature.role not in _RANK or phase not in signature.phases or signature.reason == "exception":
+                continue
+            if (little or BESIDE in signature.pattern.pattern) and signature.pattern.search(own):
+                return signature
+        return None
 
     def _detail(self, whole: str, line: str, phase: str) -> Optional[Evidence]:
         """The line under "1 validation error for X" that says what is not valid: it is the exception's own text."""
