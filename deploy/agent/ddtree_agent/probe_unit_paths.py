@@ -14,8 +14,8 @@ _MOUNTED = (
 _OUTPUTS = ("StandardOutput", "StandardError")
 #: systemd makes these before it sets up the sandbox.
 _MADE = {
-    "RuntimeDirectory": "/run", "StateDirectory": "/var/lib", "CacheDirectory": "/var/cache", "LogsDirectory": "/var/log",
-    "ConfigurationDirectory": "/etc",
+    "RuntimeDirectory": "/run", "StateDirectory": "/var/lib", "CacheDirectory": "/var/cache",
+    "LogsDirectory": "/var/log", "ConfigurationDirectory": "/etc",
 }  # fmt: skip
 
 
@@ -38,7 +38,13 @@ def collect(lines: "List[unitfile.Line]") -> List[Dict[str, Any]]:
     if any(line.key in ("RootDirectory", "RootImage") and line.value for line, _ in held):
         held = [item for item in held if item[0].key == "RootDirectory"]
     return [
-        {"file": line.path, "line": line.number, "key": line.key, "path": path, "exists": os.path.exists(path)}
+        {
+            "file": line.path,
+            "line": line.number,
+            "key": line.key,
+            "path": path,
+            "exists": os.path.exists(path),
+        }
         for line, path in held
         if not any((path + "/").startswith(place + "/") for place in made)
     ]

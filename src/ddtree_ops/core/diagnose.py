@@ -151,7 +151,9 @@ class Reader:
             self._run.scanner.feed("Traceback (most recent call last):", _ANY)  # the paste began below it
         self._follow_start(text)
         scanner = self._run.scanner
-        scanner.signatures = self._gate.candidates(f"{text} {BESIDE}{scanner.source}" if scanner.source else text)
+        scanner.signatures = self._gate.candidates(
+            f"{text} {BESIDE}{scanner.source}" if scanner.source else text
+        )
         signature = scanner.feed(line, _ANY)
         if scanner.best is not None and scanner.best.line != self._run.best_line:
             self._run.best_line, self._run.best_phase = scanner.best.line, self._phase

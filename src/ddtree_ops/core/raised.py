@@ -53,7 +53,9 @@ class Place:
         """What can be said of an exception that no rule knows: its own words and its place."""
         name, _, words = line.partition(": ")
         said = (words or self.source)[:_LONGEST].rstrip()
-        where = f", raised in {self.file}" + (f" ({self.function})" if self.function else "") if self.file else ""
+        where = (
+            f", raised in {self.file}" + (f" ({self.function})" if self.function else "") if self.file else ""
+        )
         return (
             f"an exception that no rule knows{where}: {name.rpartition('.')[2]}"
             + (f": {said}" if said else "")

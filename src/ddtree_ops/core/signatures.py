@@ -287,7 +287,11 @@ class Scanner:
         """What an exception means together with the source that raised it, where its own words say too little."""
         own, little = self._place.told(line), has_no_words(line)
         for signature in self.signatures:
-            if signature.role not in _RANK or phase not in signature.phases or signature.reason == "exception":
+            if (
+                signature.role not in _RANK
+                or phase not in signature.phases
+                or signature.reason == "exception"
+            ):
                 continue
             if (little or BESIDE in signature.pattern.pattern) and signature.pattern.search(own):
                 return signature
@@ -331,9 +335,9 @@ class Scanner:
         named = best is not None and _INVALID.search(best.line) is not None and "[type=" in found.line
         if best is None or found.rank > best.rank or (says_more and (chained or named)):
             self.best, self._after = found, _AFTER
-        elif found.known and not self.best.known and found.rank == self.best.rank:
+        elif found.known and not best.known and found.rank == best.rank:
             # The wrapper of an exception that nobody knows still says what it happened in.
-            self.best = replace(self.best, id=found.id, reason=found.reason, hint=found.hint, known=True)
+            self.best = replace(best, id=found.id, reason=found.reason, hint=found.hint, known=True)
 
     def _context(self, line: str) -> Tuple[str, ...]:
         return (*self._recent, line)

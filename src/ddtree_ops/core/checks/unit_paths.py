@@ -22,7 +22,9 @@ def _paths(facts: UnitFiles, live: Live, wanted: Wanted) -> Iterator[Finding]:
             continue
         bad = True
         status = _STATUS.get(item.key, "226/NAMESPACE")
-        text = f"{at(item)}: {item.path}, which {item.key}= needs, does not exist on the host: status={status}"
+        text = (
+            f"{at(item)}: {item.path}, which {item.key}= needs, does not exist on the host: status={status}"
+        )
         optional = "" if item.key in _STATUS else f", or {item.key}=-{item.path} where it may be missing"
         yield block(id, text, f"ssh {wanted.host} ls -ld {item.path}{optional}; {edit(wanted)}")
     if not bad:
