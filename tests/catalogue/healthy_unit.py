@@ -30,7 +30,7 @@ def command(**changed: Any) -> dict[str, Any]:
     """The shape of an Exec…= line with nothing against it."""
     found: dict[str, Any] = {
         "file": FRAGMENT, "line": 9, "key": "ExecStart", "program": PYTHON, "prefixes": "", "unset": [],
-        "optional_unset": [], "specifiers": [], "json": [], "open_quote": False,
+        "optional_unset": [], "specifiers": [], "json": [], "open_quote": False, "glued": [],
     }  # fmt: skip
     return {**found, **changed}
 
@@ -77,6 +77,9 @@ SECTIONS: dict[str, Any] = {
         "notifies": False,
         "verify": {"status": 0, "lines": []},
         "journald": {"interval": None, "burst": None},
+        "paths": [
+            {"file": FRAGMENT, "line": 20, "key": "ReadWritePaths", "path": "/var/lib/llm", "exists": True},
+        ],
     },
     "sandbox": {
         "uid": 0,

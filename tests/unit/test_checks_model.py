@@ -219,6 +219,24 @@ CASES: list[tuple[str, Facts, Level, list[str], Facts]] = [
     ),
     (
         "draft-target",
+        both(
+            EAGLE3, drafted(eagle_layers=2), {"weights": {"draft": {"shapes": {"fc.weight": [4096, 12288]}}}}
+        ),
+        Level.BLOCK,
+        ["3 target layers", "names 2"],
+        both(
+            EAGLE3, drafted(eagle_layers=3), {"weights": {"draft": {"shapes": {"fc.weight": [4096, 12288]}}}}
+        ),
+    ),
+    (
+        "flag-values",
+        flags(reasoning_parser="qwen-3"),
+        Level.BLOCK,
+        ["qwen-3 is no choice", "--reasoning-parser qwen3"],
+        flags(reasoning_parser="qwen3"),
+    ),
+    (
+        "draft-target",
         both(EAGLE3, drafted(target_hidden_size=2560)),
         Level.BLOCK,
         ["2560"],

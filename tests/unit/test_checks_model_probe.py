@@ -294,6 +294,38 @@ def test_the_parsers_flags_are_read_from_its_text() -> None:
     assert inner_arguments.read_parser(None)["known"] is None
 
 
+COMPUTED = """
+from sglang.srt.paints import Paint
+from sglang.srt.gone import Gone
+def add_cli_args(parser):
+    shades = list(Paint.Shades.keys())
+    parser.add_argument("--model-path")
+    parser.add_argument("--paint", choices=list(Paint.Map.keys()))
+    parser.add_argument("--shade", choices=shades)
+    parser.add_argument("--odd", choices=list(Paint.Odd.keys()))
+    parser.add_argument("--gone", choices=list(Gone.Map.keys()))
+"""
+
+
+def test_choices_that_are_the_keys_of_a_mapping_elsewhere_are_read_there(tmp_path: Path) -> None:
+    package = tmp_path / "sglang"
+    (package / "srt").mkdir(parents=True)
+    (package / "srt" / "paints.py").write_text(
+        'class Paint:\n    Map: Dict[str, type] = {"oil": A, "water": B}\n    Shades = {"dark": 1}\n'
+        '    Odd = {**Map, "x": 1}\n'
+    )
+    parser = inner_arguments.read_parser(COMPUTED, str(package))
+    assert parser["choices"] == {"--paint": ["oil", "water"], "--shade": ["dark"]}
+    assert inner_arguments.read_parser(COMPUTED)["choices"] == {}
+
+
+def test_how_many_layers_an_eagle3_draft_joins_is_read_from_either_place() -> None:
+    ids = {"eagle_aux_hidden_state_layer_ids": [2, 18, 33]}
+    assert inner_model.describe({"eagle_config": ids})["eagle_layers"] == 3
+    assert inner_model.describe(ids)["eagle_layers"] == 3
+    assert inner_model.describe({})["eagle_layers"] is None
+
+
 def test_no_value_that_may_be_a_secret_is_told() -> None:
     parser = inner_arguments.read_parser(ENGINE)
     words = "--model /m --por 30000 --colour green --api-key s3cret --admin-port-key 77123 --mystery s3cret --switch x"

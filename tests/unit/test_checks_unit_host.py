@@ -24,6 +24,7 @@ from ddtree_agent import (
     probe_network,
     probe_unit,
     probe_unit_lint,
+    probe_unit_paths,
     service,
     systemd,
     unitenv,
@@ -464,3 +465,49 @@ def test_a_switch_reads_back_the_environment_that_it_planned(
     }  # fmt: skip
     shown = " ".join(f'"{n}={v}"' if " " in v else f"{n}={v}" for n, v in env.items() if v is not None)
     assert service.overridden(OURS, shown) == names
+
+
+PATHS = """
+[Service]
+StateDirectory=llm
+ReadWritePaths=/var/lib/llm/cache /srv/gone -/srv/maybe "/srv/two words"
+InaccessiblePaths=/never
+InaccessiblePaths=
+BindReadOnlyPaths=HERE:/models:norbind -/no:/x %h/y
+LoadCredential=hub:/etc/keys/gone
+LoadCredential=own:passed-on
+StandardOutput=append:/old/dir/x.log
+StandardOutput=append:HERE/x.log
+StandardError=journal
+"""
+
+
+def test_the_paths_that_systemd_needs_are_told_with_whether_they_are_there(tmp_path: Path) -> None:
+    text = PATHS.replace("HERE", str(tmp_path))
+    found = probe_unit_paths.collect(unitfile.parse("/etc/x.service", text))
+    assert [(item["key"], item["path"], item["exists"]) for item in found] == [
+        ("ReadWritePaths", "/srv/gone", False),
+        ("ReadWritePaths", "/srv/two words", False),
+        ("BindReadOnlyPaths", str(tmp_path), True),
+        ("LoadCredential", "/etc/keys/gone", False),
+        ("StandardOutput", str(tmp_path), True),
+    ]
+
+
+def test_under_another_root_only_the_root_itself_is_looked_for() -> None:
+    lines = unitfile.parse("/x", "[Service]\nRootDirectory=/srv/root\nReadWritePaths=/inside\n")
+    assert [item["path"] for item in probe_unit_paths.collect(lines)] == ["/srv/root"]
+
+
+@pytest.mark.parametrize(
+    ("words", "glued"),
+    [
+        ('/bin/sh -c "$ROOT/run --port 1"', ["ROOT"]),
+        ("/bin/echo $ROOT/bin", ["ROOT"]),
+        ("/bin/echo ${ROOT}/bin $ROOT $$ROOT/bin 'a $ROOT/b'", []),
+        (":/bin/echo $ROOT/bin", []),
+    ],
+)
+def test_a_word_that_begins_with_a_variable_and_goes_on_is_told(words: str, glued: list[str]) -> None:
+    line = unitfile.Line("/x", 1, "Service", "ExecStart", words)
+    assert unitfile.command(line, {"ROOT"})["glued"] == glued

@@ -19,6 +19,7 @@ from ddtree_ops.core.checks import (
     sandbox,
     transport,
     unit_lint,
+    unit_paths,
     unit_policy,
 )
 from ddtree_ops.core.checks.network import passes
@@ -28,7 +29,7 @@ from ddtree_ops.core.finding import Finding, Level
 
 pytestmark = pytest.mark.tier("preflight")
 Facts = dict[str, Any]
-OWN = (transport, unit_lint, unit_policy, sandbox, limits, network, processes, last_run)
+OWN = (transport, unit_lint, unit_paths, unit_policy, sandbox, limits, network, processes, last_run)
 
 
 def of(rule: str, facts: Facts, on: str = "h200") -> list[Finding]:
@@ -50,6 +51,10 @@ def verified(line: str) -> Facts:
 
 def ran(*commands: Facts, **programs: Any) -> Facts:
     return unit(commands=list(commands), **programs)
+
+
+def needs(key: str, path: str, exists: bool | None) -> Facts:
+    return unit(paths=[{"file": FRAGMENT, "line": 9, "key": key, "path": path, "exists": exists}])
 
 
 def there(path: str, **changed: Any) -> Facts:
@@ -105,6 +110,10 @@ CASES: list[tuple[str, str, tuple[str, ...], Facts, Facts]] = [
     ("unit-expansion", "BLOCK", ("%2", "refuses"), unit(environment=[{"file": FRAGMENT, "line": 4, "name": "U", "specifiers": [{"letter": "2", "known": False, "joined": True}]}]), unit()),
     ("unit-expansion", "WARN", ("${X}",), ran(command(key="ExecStop", unset=["X"])), ran(command(key="ExecStop"))),
     ("unit-expansion", "WARN", ("the word vanishes",), ran(command(optional_unset=["OPTS"]), environment_files=[]), ran(command(optional_unset=["OPTS"]))),
+    ("unit-expansion", "BLOCK", ("$ROOT", "${ROOT}", "vanishes"), ran(command(glued=["ROOT"])), ran(command(optional_unset=[]))),
+    ("unit-paths", "BLOCK", ("/srv/cache", "226/NAMESPACE", "=-/srv/cache"), needs("ReadWritePaths", "/srv/cache", False), needs("ReadWritePaths", "/srv/cache", True)),
+    ("unit-paths", "BLOCK", ("/etc/keys/hub", "243/CREDENTIALS"), needs("LoadCredential", "/etc/keys/hub", False), needs("LoadCredential", "/etc/keys/hub", None)),
+    ("unit-paths", "BLOCK", ("/var/log/llm", "209/STDOUT"), needs("StandardOutput", "/var/log/llm", False), unit(paths=[])),
     ("unit-quoting", "BLOCK", ("--json-model-override-args", "single quotes"), ran(command(json=["--json-model-override-args"])), ran(command())),
     ("unit-quoting", "BLOCK", ("never closed",), ran(command(open_quote=True)), ran(command())),
     ("unit-quoting", "BLOCK", ("quote the whole assignment",), unit(dropped=[{"file": FRAGMENT, "line": 7, "words": 1}]), unit()),

@@ -5,7 +5,7 @@ import re
 import shutil
 from typing import TYPE_CHECKING, Any, Dict, List, Set
 
-from . import caps, systemd, unitenv, unitfile
+from . import caps, probe_unit_paths, systemd, unitenv, unitfile
 
 if TYPE_CHECKING:
     from .probe_areas import Context
@@ -38,7 +38,7 @@ _QUOTED = re.compile(
 
 def collect(context: "Context") -> Dict[str, Any]:
     """{properties, settings, commands, environment, dropped, stale, environment_files, working_directory, programs,
-    notifies, verify, journald}. No value of a variable and no argument of a command is in it."""
+    notifies, verify, journald, paths}. No value of a variable and no argument of a command is in it."""
     name = context.request.get("service") or "sglang.service"
     show = systemd.show(name, [*PROPERTIES.split(), "FragmentPath", "DropInPaths"])
     if not show:
@@ -69,6 +69,7 @@ def collect(context: "Context") -> Dict[str, Any]:
         ),
         "verify": verify(name, paths),
         "journald": journald(),
+        "paths": probe_unit_paths.collect(lines),
     }
 
 

@@ -22,6 +22,7 @@ SHARED = (
     "signatures.py",
     "log_record.py",
     "log_text.py",
+    "raised.py",
     "signatures.json",
 )
 _EPOCH = (1980, 1, 1, 0, 0, 0)

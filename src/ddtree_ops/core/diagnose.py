@@ -15,6 +15,7 @@ from typing import Any
 
 from ddtree_ops.core.log_text import bare, clean, plain
 from ddtree_ops.core.needles import Gate
+from ddtree_ops.core.raised import BESIDE
 from ddtree_ops.core.signatures import PHASES, Evidence, Scanner, Signature
 
 _ANY = "pasted"
@@ -30,8 +31,13 @@ _STATISTICS = re.compile(r"(?:Running: \d+ reqs|Decode batch)")
 _ACCEPTED = re.compile(r"Decode batch.*accept len: (?P<length>\d+\.\d+)")
 _ENGINE = re.compile(
     r"server_args=|\bsglang\b.*(?:launch_server|serve\b)|Load weight begin|Uvicorn running on|ServerArgs\("
-    r"|vLLM API server version|Initializing an? (?:V1 )?LLM engine|Automatically detected platform"
+    r"|vLLM API server version|non-default args: |Initializing an? (?:V1 )?LLM engine|Automatically detected platform|\(EngineCore\w* pid=|Application startup complete"
 )
+#: What other servers than SGLang say when they serve; SGLang says it before its warm-up, and "ready to roll" after.
+_SERVES = re.compile(r"Application startup complete|Uvicorn running on")
+_SGLANG = re.compile(r"server_args=|\bsglang\b|Load weight begin|\b(?:TP|DP|EP|PP)\d+\] ")
+#: The first line of a start of another server than SGLang.
+_BEGINS = re.compile(r"vLLM API server version \S+")
 _DONE = re.compile(r"\bends?\b|\b100%")
 _STOPPING = re.compile(r"\bStopping \S+")
 _NOTHING_YET = ("refused",)
@@ -93,7 +99,7 @@ class Reader:
         self._marks = [s for s in signatures if s.role in ("passed", "entered")]
         self._gate = Gate([_anywhere(s) for s in known])
         self._engine_gate = Gate([_anywhere(s) for s in known if s.phases != _OUTSIDE_ENGINE])
-        self._engine = False
+        self._engine = self._sglang = False
         self._run = _Run(Scanner([]))
         self._failed_before: Diagnosis | None = None
         self._phase = ""
@@ -143,7 +149,9 @@ class Reader:
             self._run.scanner.feed("Traceback (most recent call last):", _ANY)  # the paste began below it
         self._follow_start(text)
         scanner = self._run.scanner
-        scanner.signatures = self._gate.candidates(scanner.read_as(text))
+        scanner.signatures = self._gate.candidates(
+            f"{text} {BESIDE}{scanner.source}" if scanner.source else text
+        )
         signature = scanner.feed(line, _ANY)
         if scanner.best is not None and scanner.best.line != self._run.best_line:
             self._run.best_line, self._run.best_phase = scanner.best.line, self._phase
@@ -156,6 +164,9 @@ class Reader:
         """The phase, as far as milestones tell it; a new start; being ready."""
         if not self._engine and _ENGINE.search(text):
             self._engine, self._gate = True, self._engine_gate
+        self._sglang = self._sglang or _SGLANG.search(text) is not None
+        if not self._sglang and _BEGINS.search(text):
+            self._begin_again()
         for mark in self._marks:
             if not mark.pattern.search(text):
                 continue
@@ -169,6 +180,8 @@ class Reader:
             self._moves = None
             if target == "serve":
                 self._came_up()
+        if not self._sglang and _SERVES.search(text):
+            self._came_up()
 
     def _begin_again(self) -> None:
         """The arguments are logged once a start: a second time is the next start, and the first failure counts."""
@@ -267,7 +280,7 @@ class Reader:
         if role == "consequence":
             asked = best.reason == "exited-0" and (self._stopping or run.ready or best.id == "K15")
             return None if asked or self._waits is not None else self._of(best, "FAIL")
-        if role == "explains" and run.ready:
+        if role == "explains" and run.ready and not best.deadly:
             return self._of(best, "WARN")
         return self._of(best, "WARN" if run.ready and not best.kills else "FAIL")
 

@@ -9,8 +9,9 @@ from collections import deque
 from dataclasses import dataclass, field, replace
 from typing import Any, Deque, Dict, FrozenSet, List, Optional, Pattern, Tuple
 
-from .log_record import LOADING, THROWN, Frames, begins, is_quiet
+from .log_record import LOADING, NAMED, THROWN, begins, is_quiet
 from .log_text import bare, clean
+from .raised import BESIDE, Place, has_no_words, says_little
 
 #: The phases of a start, in order (design section 5); `hold` is the bake time after the last of them.
 PHASES: Tuple[str, ...] = ("process", "import", "weights", "graphs", "serve", "mode", "capacity")
@@ -80,9 +81,8 @@ _EXCEPTION = re.compile(
     r"^[A-Za-z_][\w.]*(?:Error|Exception|Exit|Interrupt|Timeout|Expired|Failure|Failed|OutOfResources|Empty|Again)\w*"
     r"(?:: |:?$)"
 )
-#: Where frames have come, the next line is the exception, whatever it is called.
-_NAMED = re.compile(r"^(?:[A-Za-z_]\w*\.)*[A-Z]\w*[a-z]\w*(?:: |:?$)")
 _CHAINED = re.compile(r"^(?:During handling of the above exception|The above exception was the direct cause)")
+_INVALID = re.compile(r"\b\d+ validation errors? for \w+")  # pydantic: the lines below it say what is wrong
 _CHILD = re.compile(r"^Process \w*Process-\d[\d:]*:$")
 _SOFT = re.compile(
     r"(?i)\bignor\w+|\bfall(?:ing|s)? ?back\b|\bretrying\b|\bwarning\b|\w+Warning:|\bskipp\w+"
@@ -128,6 +128,8 @@ class Evidence:
     host: bool = False
     known: bool = False
     id: str = ""
+    weak: bool = False  # an exception without words: one that follows from it in its chain says more
+    deadly: bool = False  # the exception of a traceback that a process died of
     general: bool = True
     symptom: bool = False
 
@@ -204,28 +206,33 @@ class Scanner:
     _deadly: bool = False
     _echo: Optional[Signature] = None
     _chained: bool = False
+    _linked: bool = False
+    _announced: bool = False
+    _details: int = 0
+    _place: Place = field(default_factory=Place)
     _recent: Deque[str] = field(default_factory=lambda: deque(maxlen=_BEFORE))
     _after: int = 0
     _message: int = 0
-    _frames: Frames = field(default_factory=Frames)
     _suspect: Optional[Evidence] = None
 
     def feed(self, raw: str, phase: str) -> Optional[Signature]:
         """Take one line in `phase`; return the signature that it matched, if any."""
         whole, line = bare(raw), clean(raw)
         self._follow(line)
-        signature = match(self.read_as(whole), phase, self.signatures)
+        signature = match(whole, phase, self.signatures)
         self._message = 0 if begins(whole) else max(self._message - 1, 0)
         found = self._judge(whole, line, signature, phase, is_quiet(raw))
         if found is not None:
             self._weigh(found)
         if line:
             self._recent.append(line)
+            self._announced = signature is not None and signature.role in _KILLS
         return signature
 
-    def read_as(self, whole: str) -> str:
-        """The line as signatures are to see it: an exception without a text with the source line that raised it."""
-        return self._frames.read_as(whole) if self._open else whole
+    @property
+    def source(self) -> str:
+        """The line of source that a traceback has come to; "" outside one."""
+        return self._place.source if self._open else ""
 
     @property
     def in_traceback(self) -> bool:
@@ -247,11 +254,15 @@ class Scanner:
             return self._evidence(line, signature, phase) if signature else None
         if THROWN.match(whole):
             return self._thrown(line, signature, phase)
-        if self._open and whole[:1].isspace():
-            self._frames.feed(whole)
+        if self._details and "[type=" in whole:
+            return self._detail(whole, line, phase)
+        self._details = max(self._details - 1, 0)
+        raised = self._open > 0 and self._is_exception(whole)
+        if self._open and not raised and self._place.takes(whole):
             return None  # frames and source text of a traceback say nothing by themselves
-        if self._open and (_EXCEPTION.match(whole) or (self._frames.place and _NAMED.match(whole))):
+        if raised:
             self._open -= 1
+            self._details = 8 if _INVALID.search(whole) else 0
             if self._muted:
                 self._suspect = self._suspect or self._failed_load(line, signature, phase)
                 return None
@@ -262,14 +273,19 @@ class Scanner:
             return self._raised(line, signature, phase)
         return self._evidence(line, signature, phase) if signature else None
 
+    def _is_exception(self, whole: str) -> bool:
+        """By its name, or by its place: the line after the frames, whatever it is called."""
+        return bool(_EXCEPTION.match(whole) or (self._place.has_frames and NAMED.match(whole)))
+
     def _begin(self, whole: str, signature: Optional[Signature], quiet: bool) -> None:
         self._open = min(self._open + 1, 16)
-        self._frames = Frames()
+        self._linked = self._chained
+        self._place.forget()
         if self._chained:  # one chain is one failure: it keeps the kind of its first header
             self._chained = False
             return
         announced = not whole.startswith(_HEADER)
-        known = signature is not None and signature.role in _KILLS
+        known = (signature is not None and signature.role in _KILLS) or self._announced
         self._echo = signature if signature is not None and signature.role == "consequence" else None
         self._deadly = known or any(_CHILD.match(line) for line in self._recent)
         self._muted = quiet or (announced and not known and self._is_benign(whole))
@@ -278,15 +294,21 @@ class Scanner:
         return any(s.role == "benign" and s.pattern.search(whole) for s in self.signatures)
 
     def _raised(self, line: str, signature: Optional[Signature], phase: str) -> Evidence:
+        weak = says_little(line)
+        if (signature is None or signature.reason == "exception") and self._place.source:
+            signature = self._placed(line, phase) or signature
         if signature is not None and signature.role in _RANK:
-            known = self._evidence(line, signature, phase)
+            known = self._evidence(line, signature, phase, raised=True)
             if known is not None:
-                rank = max(known.rank, _DEADLY) if self._deadly else known.rank
-                hint = self._frames.hint(known.hint) if known.reason == "exception" else known.hint
-                return replace(known, rank=rank, kills=known.kills or self._deadly, hint=hint)
-        rank = _DEADLY if self._deadly else _TRACE
-        hint = self._frames.hint(Evidence.hint)
-        return Evidence(line, self._context(line), rank, self._deadly, phase, hint=hint)
+                deadly = self._deadly and signature.role != "consequence"
+                rank = max(known.rank, _DEADLY) if deadly else known.rank
+                unknown = signature.reason == "exception"
+                hint = self._place.hint(line) if unknown else known.hint
+                kills = known.kills or self._deadly
+                return replace(known, rank=rank, kills=kills, hint=hint, weak=weak and unknown, deadly=deadly)
+        rank, context = _DEADLY if self._deadly else _TRACE, self._context(line)
+        hint, deadly = self._place.hint(line), self._deadly
+        return Evidence(line, context, rank, deadly, phase, hint=hint, weak=weak, deadly=deadly)
 
     def _thrown(self, line: str, signature: Optional[Signature], phase: str) -> Evidence:
         """The text of a C++ exception that ended its process: whatever it speaks of, the process is dead."""
@@ -304,10 +326,37 @@ class Scanner:
         known = self._evidence(line, signature, phase) if signature is not None else None
         return known if known is not None and LOADING.search(line) else None
 
-    def _evidence(self, line: str, signature: Signature, phase: str) -> Optional[Evidence]:
+    def _placed(self, line: str, phase: str) -> Optional[Signature]:
+        """What an exception means together with the source that raised it, where its own words say too little."""
+        own, little = self._place.told(line), has_no_words(line)
+        for signature in self.signatures:
+            if (
+                signature.role not in _RANK
+                or phase not in signature.phases
+                or signature.reason == "exception"
+            ):
+                continue
+            if (little or BESIDE in signature.pattern.pattern) and signature.pattern.search(own):
+                return signature
+        return None
+
+    def _detail(self, whole: str, line: str, phase: str) -> Optional[Evidence]:
+        """The line under "1 validation error for X" that says what is not valid: it is the exception's own text."""
+        self._details = 0
+        said = whole.strip().partition(" [type=")[0]
+        said = said[len("Value error, ") :] if said.startswith("Value error, ") else said
+        found = self._raised(f"ValidationError: {said}", match(said, phase, self.signatures), phase)
+        found = replace(found, line=line, context=self._context(line))
+        if self.best is not None and _INVALID.search(self.best.line):
+            found = replace(found, rank=max(found.rank, self.best.rank), kills=self.best.kills)
+        return found
+
+    def _evidence(
+        self, line: str, signature: Signature, phase: str, raised: bool = False
+    ) -> Optional[Evidence]:
         if signature.role not in _RANK:
             return None
-        soft = not self._open and _is_soft(signature, line)
+        soft = not raised and not self._open and _is_soft(signature, line)
         found = Evidence(
             line=line,
             context=self._context(line),
@@ -330,19 +379,19 @@ class Scanner:
         if found.symptom and self._suspect is not None:
             found = replace(self._suspect, rank=found.rank, kills=found.kills)
         self.fatal = self.fatal or found.kills
-        if self.best is None or found.rank > self.best.rank:
+        best = self.best
+        says_more = best is not None and found.rank >= best.rank and not found.weak
+        chained = best is not None and best.weak and self._linked
+        named = best is not None and _INVALID.search(best.line) is not None and "[type=" in found.line
+        if best is None or found.rank > best.rank or (says_more and (chained or named)):
             self.best, self._after = found, _AFTER
             self._message = _MESSAGE if found.general else 0
-        elif self._message and self.best.general and not found.general and found.rank >= _RANK["explains"]:
-            kills = self.best.kills or found.kills
-            self.best, self._after, self._message = (
-                replace(found, rank=self.best.rank, kills=kills),
-                _AFTER,
-                0,
-            )
-        elif found.known and not self.best.known and found.rank == self.best.rank:
+        elif self._message and best.general and not found.general and found.rank >= _RANK["explains"]:
+            exact = replace(found, rank=best.rank, kills=best.kills or found.kills)
+            self.best, self._after, self._message = exact, _AFTER, 0
+        elif found.known and not best.known and found.rank == best.rank:
             # The wrapper of an exception that nobody knows still says what it happened in.
-            self.best = replace(self.best, id=found.id, reason=found.reason, hint=found.hint, known=True)
+            self.best = replace(best, id=found.id, reason=found.reason, hint=found.hint, known=True)
 
     def _context(self, line: str) -> Tuple[str, ...]:
         return (*self._recent, line)

@@ -33,7 +33,7 @@ class Specifier:
 @dataclass(frozen=True)
 class Command:
     """The shape of an Exec…= line. unset: variables that leave a hole; optional_unset: whole words that vanish; json:
-    flags whose JSON loses its quotes."""
+    flags whose JSON loses its quotes; glued: variables that a word begins with and goes on after."""
 
     file: str
     line: int
@@ -45,6 +45,7 @@ class Command:
     specifiers: tuple[Specifier, ...]
     json: tuple[str, ...]
     open_quote: bool
+    glued: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -67,6 +68,17 @@ class EnvironmentFile:
     exists: bool | None
     readable: bool | None
     ignored: tuple[tuple[int, str], ...]
+
+
+@dataclass(frozen=True)
+class NeededPath:
+    """A path that systemd needs for `key` before it runs anything."""
+
+    file: str
+    line: int
+    key: str
+    path: str
+    exists: bool | None
 
 
 @dataclass(frozen=True)
@@ -106,6 +118,7 @@ class UnitFiles:
     notifies: bool
     verify: tuple[str, ...] | None
     journald: Mapping[str, str | None] = field(default_factory=dict)
+    paths: tuple[NeededPath, ...] = ()
 
     def written(self, key: str) -> Setting | None:
         """The last line of [Service] that sets `key`."""
@@ -142,13 +155,14 @@ def read(raw: Mapping[str, Any]) -> UnitFiles:
         notifies=bool(raw["notifies"]),
         verify=None if raw["verify"]["status"] is None else tuple(raw["verify"]["lines"]),
         journald=dict(raw.get("journald") or {}),
+        paths=_all(NeededPath, raw.get("paths") or []),
     )
 
 
 SECTION = Section("unit_lint", UnitFiles, read)
 
 
-def at(item: Setting | Command | EnvironmentLine | EnvironmentFile) -> str:
+def at(item: Setting | Command | EnvironmentLine | EnvironmentFile | NeededPath) -> str:
     """`sglang.service:12`."""
     return f"{item.file.rpartition('/')[2]}:{item.line}"
 

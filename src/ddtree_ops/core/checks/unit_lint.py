@@ -139,6 +139,16 @@ def _expansion(facts: UnitFiles, live: Live, wanted: Wanted) -> Iterator[Finding
             )
             bad = True
             yield warn(id, text, remedy) if late else block(id, text, remedy)
+        for name in command.glued:
+            text = (
+                f"{at(command)}: {command.key}=: a word that begins with ${name} and goes on is for systemd "
+            )
+            bad = True
+            yield block(
+                id,
+                f"{text}one variable's name, and vanishes",
+                f"write ${{{name}}} for ${name}; {edit(wanted)}",
+            )
         for name in command.optional_unset if not maybe else ():
             bad = True
             yield warn(
