@@ -20,7 +20,8 @@ class Kind(Entry):
 
 KINDS = [
     Kind.model_validate(item)
-    for item in YAML(typ="safe").load((HERE / "heldout_serve.yaml").read_text(encoding="utf-8"))
+    for path in sorted(HERE.glob("heldout_*.yaml"))
+    for item in YAML(typ="safe").load(path.read_text(encoding="utf-8"))
 ]
 
 

@@ -31,7 +31,8 @@ _STATISTICS = re.compile(r"(?:Running: \d+ reqs|Decode batch)")
 _ACCEPTED = re.compile(r"Decode batch.*accept len: (?P<length>\d+\.\d+)")
 _ENGINE = re.compile(
     r"server_args=|\bsglang\b.*(?:launch_server|serve\b)|Load weight begin|Uvicorn running on|ServerArgs\("
-    r"|vLLM API server version|non-default args: |Initializing an? (?:V1 )?LLM engine|Automatically detected platform|\(EngineCore\w* pid=|Application startup complete"
+    r"|vLLM API server version|non-default args: |Initializing an? (?:V1 )?LLM engine|Automatically detected platform"
+    r"|\(EngineCore\w* pid=|Application startup complete"
 )
 #: What other servers than SGLang say when they serve; SGLang says it before its warm-up, and "ready to roll" after.
 _SERVES = re.compile(r"Application startup complete|Uvicorn running on")
@@ -186,8 +187,8 @@ class Reader:
     def _begin_again(self) -> None:
         """The arguments are logged once a start: a second time is the next start, and the first failure counts."""
         found = self._run.scanner.best
-        if found is None and not self._run.ready:
-            return
+        if not self._run.ready and (found is None or (found.rank < 4 and not found.kills)):
+            return  # only warnings so far: this start's own, from before it told its arguments
         cause = self._cause()
         if cause is not None and self._failed_before is None and cause.verdict == "FAIL":
             self._failed_before = cause

@@ -9,6 +9,7 @@ import re
 _QUIET = re.compile(
     r"(?:^|[ )\]:|])(?:WARNING|INFO|DEBUG) +\d\d-\d\d [\d:.]+ \[?[\w./]+(?::\d+)?\] ?Traceback \(most"
 )
+_LOW = re.compile(r"(?:^|[ )\]:|])(?:WARNING|INFO|DEBUG) +\d\d-\d\d [\d:.]+ | - (?:WARNING|INFO|DEBUG) - ")
 _RECORD = re.compile(
     r"^(?:\[?\d{4}-\d\d-\d\d[ T]|(?:INFO|WARNING|ERROR|DEBUG|CRITICAL)[: ]|Traceback \(most|NVRM: )"
 )
@@ -18,6 +19,11 @@ NAMED = re.compile(r"^(?:[A-Za-z_]\w*\.)*[A-Z]\w*[a-z]\w*(?:: |:?$)")
 THROWN = re.compile(r"^\s*what\(\):\s+\S")
 #: A line that says why something did not load: what is missing later is missing for that reason.
 LOADING = re.compile(r"(?i)import|\bload|undefined symbol|shared object|version `")
+
+
+def is_low(raw: str) -> bool:
+    """Whether the record that this line belongs to says itself that it is less than an error."""
+    return _LOW.search(raw[:200]) is not None
 
 
 def is_quiet(raw: str) -> bool:

@@ -9,7 +9,7 @@ from collections import deque
 from dataclasses import dataclass, field, replace
 from typing import Any, Deque, Dict, FrozenSet, List, Optional, Pattern, Tuple
 
-from .log_record import LOADING, NAMED, THROWN, begins, is_quiet
+from .log_record import LOADING, NAMED, THROWN, begins, is_low, is_quiet
 from .log_text import bare, clean
 from .raised import BESIDE, Place, has_no_words, says_little
 
@@ -181,11 +181,12 @@ def match(line: str, phase: str, signatures: List[Signature]) -> Optional[Signat
     return None
 
 
-def _is_soft(signature: Signature, line: str) -> bool:
-    """Whether the line takes back what it says (ignored, falling back, a warning), outside the known words."""
+def _is_soft(signature: Signature, line: str, low: bool) -> bool:
+    """Whether the line takes back what it says (ignored, falling back, a warning), by its level (`low`) or outside the
+    known words."""
     if signature.firm or signature.role not in ("fatal", "root", "explains"):
         return False
-    return _SOFT.search(signature.pattern.sub(" ", line, count=1)) is not None
+    return low or _SOFT.search(signature.pattern.sub(" ", line, count=1)) is not None
 
 
 @dataclass
@@ -213,6 +214,7 @@ class Scanner:
     _recent: Deque[str] = field(default_factory=lambda: deque(maxlen=_BEFORE))
     _after: int = 0
     _message: int = 0
+    _low: bool = False
     _suspect: Optional[Evidence] = None
 
     def feed(self, raw: str, phase: str) -> Optional[Signature]:
@@ -221,6 +223,8 @@ class Scanner:
         self._follow(line)
         signature = match(whole, phase, self.signatures)
         self._message = 0 if begins(whole) else max(self._message - 1, 0)
+        self._low = is_low(raw)
+        self._go_on(line)
         found = self._judge(whole, line, signature, phase, is_quiet(raw))
         if found is not None:
             self._weigh(found)
@@ -356,7 +360,7 @@ class Scanner:
     ) -> Optional[Evidence]:
         if signature.role not in _RANK:
             return None
-        soft = not raised and not self._open and _is_soft(signature, line)
+        soft = not raised and not self._open and _is_soft(signature, line, self._low)
         found = Evidence(
             line=line,
             context=self._context(line),
@@ -395,6 +399,11 @@ class Scanner:
 
     def _context(self, line: str) -> Tuple[str, ...]:
         return (*self._recent, line)
+
+    def _go_on(self, line: str) -> None:
+        """The words of an exception whose own line ends at its name."""
+        if self._message and line and self.best is not None and self.best.line.endswith(":"):
+            self.best = replace(self.best, line=f"{self.best.line} {line.strip()}")
 
     def _follow(self, line: str) -> None:
         if self.best is not None and self._after and line:
