@@ -21,6 +21,8 @@ from ddtree_ops.core.signatures import PHASES, Evidence, Scanner, Signature
 _ANY = "pasted"
 #: Counted over the whole log instead of believed at once: a wedged engine, speculation that never accepts.
 _STUCK, _FLAT = "S80", "S74"
+#: Looked for only where nothing else is known of a line, and before its level is cut off with what precedes it.
+_LEVEL = "Y05"
 _FLAT_MIN, _FLAT_SURE, _FLAT_BOUND = 3, 6, 1.05
 _LONGEST = 8000  # a line longer than that (user text, all arguments) has its meaning at its beginning
 _OUTSIDE_ENGINE = frozenset({"transport"})
@@ -96,7 +98,8 @@ class Reader:
     def __init__(self, signatures: list[Signature]) -> None:
         self._role = {signature.id: signature.role for signature in signatures}
         self._by_id = {signature.id: signature for signature in signatures}
-        known = [s for s in signatures if s.role not in ("passed", "entered") and s.id != _STUCK]
+        apart = (_STUCK, _LEVEL)
+        known = [s for s in signatures if s.role not in ("passed", "entered") and s.id not in apart]
         self._marks = [s for s in signatures if s.role in ("passed", "entered")]
         self._gate = Gate([_anywhere(s) for s in known])
         self._engine_gate = Gate([_anywhere(s) for s in known if s.phases != _OUTSIDE_ENGINE])
@@ -109,6 +112,7 @@ class Reader:
         self._waits: _Seen | None = None
         self._moves: _Seen | None = None
         self._note: _Seen | None = None
+        self._level: _Seen | None = None
         self._stuck: _Seen | None = None
         self._lengths: list[float] = []
         self._last_length = ""
@@ -158,6 +162,11 @@ class Reader:
             self._run.best_line, self._run.best_phase = scanner.best.line, self._phase
         if signature is not None:
             self._keep(signature, text, line)
+        elif self._level is None and not scanner.in_traceback and _LEVEL in self._by_id:
+            level = self._by_id[_LEVEL]
+            benign = any(s.role == "benign" and s.pattern.search(text) for s in scanner.signatures)
+            if not benign and level.pattern.search(line):
+                self._level = _Seen(level, clean(line), tuple(scanner.recent()))
         self._statistics(text)
         self._stopping = self._stopping or _STOPPING.search(text) is not None
 
@@ -265,6 +274,8 @@ class Reader:
             return cause or flat or Diagnosis("OK", "")
         if self._moves is not None:
             return self._told("WAIT", self._moves)
+        if self._level is not None and not self._run.ready:
+            return self._told("WARN", self._level)
         return self._healthy()
 
     def _cause(self) -> Diagnosis | None:
