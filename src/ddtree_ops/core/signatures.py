@@ -73,6 +73,7 @@ ROLES: FrozenSet[str] = frozenset(
 _RANK = {"root": 6, "fatal": 5, "explains": 4, "effect": 2, "consequence": 1}
 _DEADLY = 5  # the exception of a traceback that a process died of
 _TRACE = 3  # the exception of a traceback that no signature knows
+_TAKES_BACK = ("fatal", "root", "explains")  # of these a warning, or a word such as "ignored", leaves little
 _KILLS = ("root", "fatal", "effect", "consequence")
 
 _HEADER = "Traceback (most recent call last)"
@@ -88,6 +89,7 @@ _SOFT = re.compile(
     r"(?i)\bignor\w+|\bfall(?:ing|s)? ?back\b|\bretrying\b|\bwarning\b|\w+Warning:|\bskipp\w+"
     r"|\boverriding\b|\bdefaulting\b|\bnon-fatal\b|\bwill (?:use the )?default\b"
 )
+_WARNED = re.compile(r"\bWARN(?:ING)?\b")  # the level that stood before a line
 _BEFORE, _AFTER = 6, 4
 
 
@@ -171,7 +173,7 @@ def match(line: str, phase: str, signatures: List[Signature]) -> Optional[Signat
 
 def _is_soft(signature: Signature, line: str) -> bool:
     """Whether the line takes back what it says (ignored, falling back, a warning), outside the known words."""
-    if signature.firm or signature.role not in ("fatal", "root", "explains"):
+    if signature.firm or signature.role not in _TAKES_BACK:
         return False
     return _SOFT.search(signature.pattern.sub(" ", line, count=1)) is not None
 
@@ -196,6 +198,7 @@ class Scanner:
     _linked: bool = False
     _announced: bool = False
     _details: int = 0
+    _warned: bool = False
     _place: Place = field(default_factory=Place)
     _recent: Deque[str] = field(default_factory=lambda: deque(maxlen=_BEFORE))
     _after: int = 0
@@ -203,6 +206,7 @@ class Scanner:
     def feed(self, raw: str, phase: str) -> Optional[Signature]:
         """Take one line in `phase`; return the signature that it matched, if any."""
         whole, line = bare(raw), clean(raw)
+        self._warned = _WARNED.search(raw[: max(len(raw.rstrip()) - len(whole), 0)]) is not None
         self._follow(line)
         signature = match(whole, phase, self.signatures)
         found = self._judge(whole, line, signature, phase)
@@ -318,6 +322,7 @@ class Scanner:
         if signature.role not in _RANK:
             return None
         soft = not raised and not self._open and _is_soft(signature, line)
+        soft = soft or (self._warned and not self._deadly and not signature.firm and signature.role in _TAKES_BACK)
         return Evidence(
             line=line,
             context=self._context(line),
