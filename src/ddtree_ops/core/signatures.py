@@ -322,7 +322,9 @@ class Scanner:
         if signature.role not in _RANK:
             return None
         soft = not raised and not self._open and _is_soft(signature, line)
-        soft = soft or (self._warned and not self._deadly and not signature.firm and signature.role in _TAKES_BACK)
+        soft = soft or (
+            self._warned and not self._deadly and not signature.firm and signature.role in _TAKES_BACK
+        )
         return Evidence(
             line=line,
             context=self._context(line),
