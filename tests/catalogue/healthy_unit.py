@@ -72,7 +72,10 @@ SECTIONS: dict[str, Any] = {
         ],
         "working_directory": {"path": "/", "optional": False, "exists": True, "written": "/"},
         "programs": [
-            {"path": PYTHON, "exists": True, "executable": True, "interpreter": None, "interpreter_exists": None}
+            {
+                "path": PYTHON, "exists": True, "executable": True, "runs": True, "interpreter": None,
+                "interpreter_exists": None,
+            }
         ],
         "notifies": False,
         "verify": {"status": 0, "lines": []},
@@ -80,6 +83,10 @@ SECTIONS: dict[str, Any] = {
         "paths": [
             {"file": FRAGMENT, "line": 20, "key": "ReadWritePaths", "path": "/var/lib/llm", "exists": True},
         ],
+        "conditions": [
+            {"file": FRAGMENT, "line": 3, "key": "ConditionPathExists", "path": "/v/bin/python3", "met": True},
+        ],
+        "units": [{"name": "mnt-models.mount", "tie": "Requires", "load": "loaded", "active": "active"}],
     },
     "sandbox": {
         "uid": 0,

@@ -74,15 +74,17 @@ ROLES: FrozenSet[str] = frozenset(
 _RANK = {"root": 6, "fatal": 5, "explains": 4, "effect": 2, "consequence": 1}
 _DEADLY = 5  # the exception of a traceback that a process died of
 _TRACE = 3  # the exception of a traceback that no signature knows
+_TAKES_BACK = ("fatal", "root", "explains")  # of these a warning, or a word such as "ignored", leaves little
 _KILLS = ("root", "fatal", "effect", "consequence")
 
 _HEADER = "Traceback (most recent call last)"
 _EXCEPTION = re.compile(
     r"^[A-Za-z_][\w.]*(?:Error|Exception|Exit|Interrupt|Timeout|Expired|Failure|Failed|OutOfResources|Empty|Again)\w*"
-    r"(?:: |:?$)"
+    r"(?:: |:?$)|^(?:[A-Za-z_]\w*\.)+[A-Za-z_]\w*: \S"  # in a traceback what ends it, whatever its name
 )
 _CHAINED = re.compile(r"^(?:During handling of the above exception|The above exception was the direct cause)")
 _INVALID = re.compile(r"\b\d+ validation errors? for \w+")  # pydantic: the lines below it say what is wrong
+_IGNORED = ("Exception ignored in", "--- Logging error ---")  # Python goes on after these tracebacks
 _CHILD = re.compile(r"^Process \w*Process-\d[\d:]*:$")
 _SOFT = re.compile(
     r"(?i)\bignor\w+|\bfall(?:ing|s)? ?back\b|\bretrying\b|\bwarning\b|\w+Warning:|\bskipp\w+"
@@ -184,7 +186,7 @@ def match(line: str, phase: str, signatures: List[Signature]) -> Optional[Signat
 def _is_soft(signature: Signature, line: str, low: bool) -> bool:
     """Whether the line takes back what it says (ignored, falling back, a warning), by its level (`low`) or outside the
     known words."""
-    if signature.firm or signature.role not in ("fatal", "root", "explains"):
+    if signature.firm or signature.role not in _TAKES_BACK:
         return False
     return low or _SOFT.search(signature.pattern.sub(" ", line, count=1)) is not None
 
@@ -292,7 +294,10 @@ class Scanner:
         known = (signature is not None and signature.role in _KILLS) or self._announced
         self._echo = signature if signature is not None and signature.role == "consequence" else None
         self._deadly = known or any(_CHILD.match(line) for line in self._recent)
-        self._muted = quiet or (announced and not known and self._is_benign(whole))
+        said_before = self._recent[-1] if self._recent and not announced else ""
+        self._muted = quiet or (
+            not known and ((announced and self._is_benign(whole)) or said_before.startswith(_IGNORED))
+        )
 
     def _is_benign(self, whole: str) -> bool:
         return any(s.role == "benign" and s.pattern.search(whole) for s in self.signatures)

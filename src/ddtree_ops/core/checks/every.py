@@ -35,7 +35,7 @@ from ddtree_ops.core.checks import (
     toolchain,
     transport,
     unit_lint,
-    unit_paths,
+    unit_needs,
     unit_policy,
 )
 from ddtree_ops.core.checks.rule import Rule
@@ -43,7 +43,7 @@ from ddtree_ops.core.checks.rule import Rule
 RULES: tuple[Rule[Any], ...] = (
     *transport.RULES,
     *unit_lint.RULES,
-    *unit_paths.RULES,
+    *unit_needs.RULES,
     *unit_policy.RULES,
     *sandbox.RULES,
     *limits.RULES,

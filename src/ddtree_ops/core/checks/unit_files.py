@@ -82,12 +82,34 @@ class NeededPath:
 
 
 @dataclass(frozen=True)
+class Condition:
+    """A condition or assertion on a path. met: as things are now."""
+
+    file: str
+    line: int
+    key: str
+    path: str
+    met: bool
+
+
+@dataclass(frozen=True)
+class Required:
+    """A unit that this one needs (tie: Requires, Requisite, BindsTo). load, active: None where not told."""
+
+    name: str
+    tie: str
+    load: str | None
+    active: str | None
+
+
+@dataclass(frozen=True)
 class Program:
     path: str
     exists: bool | None
     executable: bool | None
     interpreter: str | None
     interpreter_exists: bool | None
+    runs: bool | None = None
 
 
 @dataclass(frozen=True)
@@ -119,6 +141,8 @@ class UnitFiles:
     verify: tuple[str, ...] | None
     journald: Mapping[str, str | None] = field(default_factory=dict)
     paths: tuple[NeededPath, ...] = ()
+    conditions: tuple[Condition, ...] = ()
+    units: tuple[Required, ...] = ()
 
     def written(self, key: str) -> Setting | None:
         """The last line of [Service] that sets `key`."""
@@ -156,13 +180,15 @@ def read(raw: Mapping[str, Any]) -> UnitFiles:
         verify=None if raw["verify"]["status"] is None else tuple(raw["verify"]["lines"]),
         journald=dict(raw.get("journald") or {}),
         paths=_all(NeededPath, raw.get("paths") or []),
+        conditions=_all(Condition, raw.get("conditions") or []),
+        units=_all(Required, raw.get("units") or []),
     )
 
 
 SECTION = Section("unit_lint", UnitFiles, read)
 
 
-def at(item: Setting | Command | EnvironmentLine | EnvironmentFile | NeededPath) -> str:
+def at(item: Setting | Command | EnvironmentLine | EnvironmentFile | NeededPath | Condition) -> str:
     """`sglang.service:12`."""
     return f"{item.file.rpartition('/')[2]}:{item.line}"
 

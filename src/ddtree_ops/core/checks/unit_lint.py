@@ -109,6 +109,9 @@ def _command(facts: UnitFiles, live: Live, wanted: Wanted) -> Iterator[Finding]:
             found = block(
                 id, f"{where} is not executable: status=203/EXEC", f"ssh {wanted.host} chmod +x {path}"
             )
+        elif seen is not None and vital and seen.runs is False:
+            text = f"{where} is no program, and no first line (#!) names an interpreter: status=203/EXEC"
+            found = block(id, text, f"ssh {wanted.host} head -1 {path}")
         elif seen is not None and vital and seen.interpreter and seen.interpreter_exists is False:
             text = f"{path} names the interpreter {seen.interpreter} in its first line, which does not exist"
             found = block(id, text, f"ssh {wanted.host} head -1 {path}")
