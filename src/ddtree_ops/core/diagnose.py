@@ -15,7 +15,6 @@ from typing import Any
 
 from ddtree_ops.core.log_text import bare, clean, plain
 from ddtree_ops.core.needles import Gate
-from ddtree_ops.core.raised import BESIDE
 from ddtree_ops.core.signatures import PHASES, Evidence, Scanner, Signature
 
 _ANY = "pasted"
@@ -154,9 +153,7 @@ class Reader:
             self._run.scanner.feed("Traceback (most recent call last):", _ANY)  # the paste began below it
         self._follow_start(text)
         scanner = self._run.scanner
-        scanner.signatures = self._gate.candidates(
-            f"{text} {BESIDE}{scanner.source}" if scanner.source else text
-        )
+        scanner.signatures = self._gate.candidates(text + scanner.beside)
         signature = scanner.feed(line, _ANY)
         if scanner.best is not None and scanner.best.line != self._run.best_line:
             self._run.best_line, self._run.best_phase = scanner.best.line, self._phase

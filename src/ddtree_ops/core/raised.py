@@ -12,6 +12,8 @@ _PACKAGES = re.compile(r".*/(?:site-packages|dist-packages)/|.*/python\d?[\d.]*/
 _LONGEST = 160
 #: Between an exception's own words and the line of source that raised it, in the text that some signatures match.
 BESIDE = "<- "
+#: Before the file and function that raised it, which stand between the two.
+AT = "<@ "
 _ERRNO = re.compile(r"\[Errno -?\d+\] [A-Z][\w ]+$")
 #: Exceptions that mostly say only that something was looked up in vain; one that follows from them says more.
 _LOOKUPS = ("KeyError", "StopIteration", "Empty", "CancelledError", "AttributeError", "IndexError")
@@ -49,6 +51,10 @@ class Place:
     def told(self, line: str) -> str:
         """An exception with the line of source that raised it."""
         return f"{line} {BESIDE}{self.source}"
+
+    def placed(self, line: str) -> str:
+        """The same with the file and the function."""
+        return f"{line} {AT}{self.file} {self.function} {BESIDE}{self.source}"
 
     def hint(self, line: str) -> str:
         """What can be said of an exception that no rule knows: its own words and its place."""

@@ -11,7 +11,7 @@ from typing import Any, Deque, Dict, FrozenSet, List, Optional, Pattern, Tuple
 
 from .log_record import LOADING, NAMED, THROWN, begins, is_low, is_quiet
 from .log_text import bare, clean
-from .raised import BESIDE, Place, has_no_words, says_little
+from .raised import AT, BESIDE, Place, has_no_words, says_little
 
 #: The phases of a start, in order (design section 5); `hold` is the bake time after the last of them.
 PHASES: Tuple[str, ...] = ("process", "import", "weights", "graphs", "serve", "mode", "capacity")
@@ -236,9 +236,9 @@ class Scanner:
         return signature
 
     @property
-    def source(self) -> str:
-        """The line of source that a traceback has come to; "" outside one."""
-        return self._place.source if self._open else ""
+    def beside(self) -> str:
+        """What a traceback has come to, as `_placed` adds it to the exception's words; "" outside one."""
+        return self._place.placed("") if self._open and self._place.source else ""
 
     @property
     def in_traceback(self) -> bool:
@@ -304,8 +304,9 @@ class Scanner:
 
     def _raised(self, line: str, signature: Optional[Signature], phase: str) -> Evidence:
         weak = says_little(line)
-        if (signature is None or signature.reason == "exception") and self._place.source:
-            signature = self._placed(line, phase) or signature
+        unnamed = signature is None or signature.reason == "exception"
+        if self._place.source and (unnamed or (signature is not None and signature.general)):
+            signature = self._placed(line, phase, unnamed) or signature
         if signature is not None and signature.role in _RANK:
             known = self._evidence(line, signature, phase, raised=True)
             if known is not None:
@@ -335,9 +336,9 @@ class Scanner:
         known = self._evidence(line, signature, phase) if signature is not None else None
         return known if known is not None and LOADING.search(line) else None
 
-    def _placed(self, line: str, phase: str) -> Optional[Signature]:
+    def _placed(self, line: str, phase: str, unnamed: bool) -> Optional[Signature]:
         """What an exception means together with the source that raised it, where its own words say too little."""
-        own, little = self._place.told(line), has_no_words(line)
+        own, placed, little = self._place.told(line), self._place.placed(line), has_no_words(line)
         for signature in self.signatures:
             if (
                 signature.role not in _RANK
@@ -345,7 +346,10 @@ class Scanner:
                 or signature.reason == "exception"
             ):
                 continue
-            if (little or BESIDE in signature.pattern.pattern) and signature.pattern.search(own):
+            words = signature.pattern.pattern
+            if AT in words and signature.pattern.search(placed):
+                return signature
+            if unnamed and (little or BESIDE in words) and signature.pattern.search(own):
                 return signature
         return None
 
