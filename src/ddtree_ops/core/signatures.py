@@ -86,6 +86,8 @@ _CHAINED = re.compile(r"^(?:During handling of the above exception|The above exc
 _INVALID = re.compile(r"\b\d+ validation errors? for \w+")  # pydantic: the lines below it say what is wrong
 _IGNORED = ("Exception ignored in", "--- Logging error ---")  # Python goes on after these tracebacks
 _CHILD = re.compile(r"^Process \w*Process-\d[\d:]*:$")
+#: What vLLM's processes log in front of the traceback that they end with.
+_ENDED = re.compile(r"\w (?:failed to start|hit an exception|encountered a fatal error)\.$")
 _SOFT = re.compile(
     r"(?i)\bignor\w+|\bfall(?:ing|s)? ?back\b|\bretrying\b|\bwarning\b|\w+Warning:|\bskipp\w+"
     r"|\boverriding\b|\bdefaulting\b|\bnon-fatal\b|\bwill (?:use the )?default\b"
@@ -94,6 +96,7 @@ _THROWN_HINT = (
     "native code threw an exception that nobody caught, and the process is dead: its text says why; "
     "libraries of two builds, a driver that does not fit, or the GPU"
 )
+_CRASH, _LOST = "crash", "peer-lost"
 _BEFORE, _AFTER = 6, 4
 _MESSAGE = 60  # lines that the text of one exception may go on for (a compiler's output)
 
@@ -189,6 +192,15 @@ def _is_soft(signature: Signature, line: str, low: bool) -> bool:
     if signature.firm or signature.role not in _TAKES_BACK:
         return False
     return low or _SOFT.search(signature.pattern.sub(" ", line, count=1)) is not None
+
+
+def _names(signature: Signature) -> Dict[str, Any]:
+    return {
+        "id": signature.id,
+        "reason": signature.reason,
+        "hint": signature.hint,
+        "host": signature.host,
+    }
 
 
 @dataclass
@@ -293,7 +305,8 @@ class Scanner:
         announced = not whole.startswith(_HEADER)
         known = (signature is not None and signature.role in _KILLS) or self._announced
         self._echo = signature if signature is not None and signature.role == "consequence" else None
-        self._deadly = known or any(_CHILD.match(line) for line in self._recent)
+        ended = bool(self._recent) and _ENDED.search(self._recent[-1]) is not None
+        self._deadly = known or ended or any(_CHILD.match(line) for line in self._recent)
         said_before = self._recent[-1] if self._recent and not announced else ""
         self._muted = quiet or (
             not known and ((announced and self._is_benign(whole)) or said_before.startswith(_IGNORED))
@@ -318,7 +331,11 @@ class Scanner:
                 return replace(known, rank=rank, kills=kills, hint=hint, weak=weak and unknown, deadly=deadly)
         rank, context = _DEADLY if self._deadly else _TRACE, self._context(line)
         hint, deadly = self._place.hint(line), self._deadly
-        return Evidence(line, context, rank, deadly, phase, hint=hint, weak=weak, deadly=deadly)
+        found = Evidence(line, context, rank, deadly, phase, hint=hint, weak=weak, deadly=deadly)
+        if deadly and signature is not None and signature.role == "wait" and signature.host:
+            # A state of the host that may pass, and this process died of it.
+            return replace(found, known=True, **_names(signature))
+        return found
 
     def _thrown(self, line: str, signature: Optional[Signature], phase: str) -> Evidence:
         """The text of a C++ exception that ended its process: whatever it speaks of, the process is dead."""
@@ -326,9 +343,7 @@ class Scanner:
         if signature is None:
             return found
         known = self._evidence(line, signature, phase)
-        told = replace(
-            found, id=signature.id, reason=signature.reason, hint=signature.hint, host=signature.host
-        )
+        told = replace(found, **_names(signature))
         return replace(known, kills=True) if known is not None else told
 
     def _failed_load(self, line: str, signature: Optional[Signature], phase: str) -> Optional[Evidence]:
@@ -393,6 +408,8 @@ class Scanner:
             found = replace(self._suspect, rank=found.rank, kills=found.kills)
         self.fatal = self.fatal or found.kills
         best = self.best
+        if best is not None and best.reason == _CRASH and found.reason == _LOST:
+            return  # the rank that crashed is the one that the others lost
         says_more = best is not None and found.rank >= best.rank and not found.weak
         chained = best is not None and best.weak and self._linked
         named = best is not None and _INVALID.search(best.line) is not None and "[type=" in found.line
