@@ -28,6 +28,9 @@ _OUTSIDE_ENGINE = frozenset({"transport"})
 
 _FRAME = re.compile(r'\s*File ".*", line \d+')
 _WRAPPED = re.compile(r'^\{.*"(?:log|MESSAGE|message|msg)" ?:')
+_DOCUMENTS = re.compile(
+    r"\s*(?:# +|--[a-z][\w-]+(?:[ ,=]|$))"
+)  # a comment or a help text, and what they warn of
 _STATISTICS = re.compile(r"(?:Running: \d+ reqs|Decode batch)")
 _ACCEPTED = re.compile(r"Decode batch.*accept len: (?P<length>\d+\.\d+)")
 _ENGINE = re.compile(
@@ -149,6 +152,8 @@ class Reader:
     def _line(self, line: str) -> None:
         self._count += bool(line.strip())
         text = bare(line)
+        if _DOCUMENTS.match(text):
+            return
         if not self._run.scanner.in_traceback and _FRAME.match(text):
             self._run.scanner.feed("Traceback (most recent call last):", _ANY)  # the paste began below it
         self._follow_start(text)

@@ -88,9 +88,11 @@ _IGNORED = ("Exception ignored in", "--- Logging error ---")  # Python goes on a
 _CHILD = re.compile(r"^Process \w*Process-\d[\d:]*:$")
 #: What vLLM's processes log in front of the traceback that they end with.
 _ENDED = re.compile(r"\w (?:failed to start|hit an exception|encountered a fatal error)\.$")
+_SAID = "\x00"  # stands for the known words of a line
 _SOFT = re.compile(
     r"(?i)\bignor\w+|\bfall(?:ing|s)? ?back\b|\bretrying\b|\bwarning\b|\w+Warning:|\bskipp\w+"
     r"|\boverriding\b|\bdefaulting\b|\bnon-fatal\b|\bwill (?:use the )?default\b"
+    rf"|\b(?:to avoid|to prevent|in case of|if (?:you|it) (?:hit|see|get)s?)\b\W{{0,4}}{_SAID}"
 )
 _THROWN_HINT = (
     "native code threw an exception that nobody caught, and the process is dead: its text says why; "
@@ -191,7 +193,7 @@ def _is_soft(signature: Signature, line: str, low: bool) -> bool:
     known words."""
     if signature.firm or signature.role not in _TAKES_BACK:
         return False
-    return low or _SOFT.search(signature.pattern.sub(" ", line, count=1)) is not None
+    return low or _SOFT.search(signature.pattern.sub(f" {_SAID} ", line, count=1)) is not None
 
 
 def _names(signature: Signature) -> Dict[str, Any]:
