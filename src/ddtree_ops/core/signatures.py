@@ -341,6 +341,8 @@ class Scanner:
     def _weigh(self, found: Evidence) -> None:
         self.fatal = self.fatal or found.kills
         best = self.best
+        if best is not None and found.line == "Killed":
+            return  # the shell's word on what something else already tells (an engine kills its own tree, too)
         says_more = best is not None and found.rank >= best.rank and not found.weak
         chained = best is not None and best.weak and self._linked
         named = best is not None and _INVALID.search(best.line) is not None and "[type=" in found.line
