@@ -15,7 +15,7 @@ _STAMP = re.compile(
     r"|(?:- )?[\w.]+ - (?:ERROR|WARNING|INFO|CRITICAL|DEBUG) - "
     r"|\| *(?:ERROR|WARNING|INFO|CRITICAL|DEBUG|SUCCESS) *\| [\w.:<>-]+ (?:\||-) ?|(?:ERROR|INFO|WARNING) - (?=\s*\S)"
     r"|\[ *\d+\.\d+\] |\[\w{3} \w{3} +\d+ [\d:]{8} \d{4}\] |\[rank\d+\]: ?|\((?:\w[\w ]* pid=\d+[^)]*|raylet)\) ?"
-    r"|(?:ERROR|WARNING|INFO|CRITICAL|DEBUG) \d\d-\d\d [\d:.]+ \[[\w./]+(?::\d+)?\] ?"
+    r"|(?:ERROR|WARNING|INFO|CRITICAL|DEBUG) \d\d-\d\d [\d:.]+ \[?[\w./]+(?::\d+)?\] ?"
     r"|[EWIF]\d{4} [\d:.]+ +\d+ [\w./]+:\d+\] )"
 )
 _ANSI = re.compile(

@@ -343,7 +343,10 @@ class Scanner:
         best = self.best
         if best is not None and found.line == "Killed":
             return  # the shell's word on what something else already tells (an engine kills its own tree, too)
-        says_more = best is not None and found.rank >= best.rank and not found.weak
+        if best is not None and best.kills and (best.reason, found.reason) == ("child-failed", "terminated"):
+            return  # the server goes because its engine went
+        enough = best is not None and (found.rank >= best.rank or (best.weak and found.rank >= _TRACE))
+        says_more = enough and not found.weak
         chained = best is not None and best.weak and self._linked
         named = best is not None and _INVALID.search(best.line) is not None and "[type=" in found.line
         if best is None or found.rank > best.rank or (says_more and (chained or named)):
