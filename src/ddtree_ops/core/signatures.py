@@ -89,6 +89,9 @@ _SOFT = re.compile(
     r"(?i)\bignor\w+|\bfall(?:ing|s)? ?back\b|\bretrying\b|\bwarning\b|\w+Warning:|\bskipp\w+"
     r"|\boverriding\b|\bdefaulting\b|\bnon-fatal\b|\bwill (?:use the )?default\b"
 )
+_EVENT = re.compile(
+    r"(?:^|\s)Warning\s{2,}[A-Z]\w+\s"
+)  # kubernetes' type of an event that tells of a failure
 _WARNED = re.compile(r"\bWARN(?:ING)?\b")  # the level that stood before a line
 _BEFORE, _AFTER = 6, 4
 
@@ -175,7 +178,7 @@ def _is_soft(signature: Signature, line: str) -> bool:
     """Whether the line takes back what it says (ignored, falling back, a warning), outside the known words."""
     if signature.firm or signature.role not in _TAKES_BACK:
         return False
-    return _SOFT.search(signature.pattern.sub(" ", line, count=1)) is not None
+    return _SOFT.search(signature.pattern.sub(" ", _EVENT.sub(" ", line), count=1)) is not None
 
 
 @dataclass
