@@ -46,6 +46,7 @@ _BEGINS = re.compile(r"vLLM API server version \S+")
 _DONE = re.compile(r"\bends?\b|\b100%")
 _STOPPING = re.compile(r"\bStopping \S+")
 _NOTHING_YET = ("refused",)
+_ANSWERED = re.compile(r"\" 200\b|HTTP/[\d.]+ 200\b|\b200 OK\b|\bis (?:up|ready|healthy)\b")
 
 
 @dataclass(frozen=True)
@@ -118,7 +119,7 @@ class Reader:
         self._stuck: _Seen | None = None
         self._lengths: list[float] = []
         self._last_length = ""
-        self._stopping = False
+        self._stopping = self._answered = False
 
     def feed(self, raw: str) -> None:
         """Take one line (or several parts of one, as a progress bar writes them)."""
@@ -171,6 +172,7 @@ class Reader:
                 self._level = _Seen(level, clean(line), tuple(scanner.recent()))
         self._statistics(text)
         self._stopping = self._stopping or _STOPPING.search(text) is not None
+        self._answered = self._answered or _ANSWERED.search(text) is not None
 
     def _follow_start(self, text: str) -> None:
         """The phase, as far as milestones tell it; a new start; being ready."""
@@ -278,6 +280,9 @@ class Reader:
             return self._told("WAIT", self._moves)
         if self._level is not None and not self._run.ready:
             return self._told("WARN", self._level)
+        best = self._run.scanner.best
+        if best is not None and best.reason in _NOTHING_YET and not (self._run.ready or self._answered):
+            return self._of(best, "WAIT")
         return self._healthy()
 
     def _cause(self) -> Diagnosis | None:

@@ -99,6 +99,9 @@ _THROWN_HINT = (
     "libraries of two builds, a driver that does not fit, or the GPU"
 )
 _CRASH, _LOST = "crash", "peer-lost"
+_EVENT = re.compile(
+    r"(?:^|\s)Warning\s{2,}[A-Z]\w+\s"
+)  # kubernetes' type of an event that tells of a failure
 _BEFORE, _AFTER = 6, 4
 _MESSAGE = 60  # lines that the text of one exception may go on for (a compiler's output)
 
@@ -193,7 +196,9 @@ def _is_soft(signature: Signature, line: str, low: bool) -> bool:
     known words."""
     if signature.firm or signature.role not in _TAKES_BACK:
         return False
-    return low or _SOFT.search(signature.pattern.sub(f" {_SAID} ", line, count=1)) is not None
+    return (
+        low or _SOFT.search(signature.pattern.sub(f" {_SAID} ", _EVENT.sub(" ", line), count=1)) is not None
+    )
 
 
 def _names(signature: Signature) -> Dict[str, Any]:
@@ -410,9 +415,14 @@ class Scanner:
             found = replace(self._suspect, rank=found.rank, kills=found.kills)
         self.fatal = self.fatal or found.kills
         best = self.best
+        if best is not None and found.line == "Killed":
+            return  # the shell's word on what something else already tells (an engine kills its own tree, too)
+        if best is not None and best.kills and (best.reason, found.reason) == ("child-failed", "terminated"):
+            return  # the server goes because its engine went
         if best is not None and best.reason == _CRASH and found.reason == _LOST:
             return  # the rank that crashed is the one that the others lost
-        says_more = best is not None and found.rank >= best.rank and not found.weak
+        enough = best is not None and (found.rank >= best.rank or (best.weak and found.rank >= _TRACE))
+        says_more = enough and not found.weak
         chained = best is not None and best.weak and self._linked
         named = best is not None and _INVALID.search(best.line) is not None and "[type=" in found.line
         if best is None or found.rank > best.rank or (says_more and (chained or named)):
