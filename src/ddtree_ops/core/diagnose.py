@@ -29,7 +29,7 @@ _OUTSIDE_ENGINE = frozenset({"transport"})
 _FRAME = re.compile(r'\s*File ".*", line \d+')
 _WRAPPED = re.compile(r'^\{.*"(?:log|MESSAGE|message|msg)" ?:')
 _DOCUMENTS = re.compile(
-    r"\s*(?:# +|--[a-z][\w-]+(?:[ ,=]|$))"
+    r"\s*(?:# +|NOTE: |--[a-z][\w-]+(?:[ ,=]|$))"
 )  # a comment or a help text, and what they warn of
 _STATISTICS = re.compile(r"(?:Running: \d+ reqs|Decode batch)")
 _ACCEPTED = re.compile(r"Decode batch.*accept len: (?P<length>\d+\.\d+)")
