@@ -86,7 +86,8 @@ _INVALID = re.compile(r"\b\d+ validation errors? for \w+")  # pydantic: the line
 _IGNORED = ("Exception ignored in", "--- Logging error ---")  # Python goes on after these tracebacks
 _CHILD = re.compile(r"^Process \w*Process-\d[\d:]*:$")
 _SOFT = re.compile(
-    r"(?i)\bignor\w+|\bfall(?:ing|s)? ?back\b|\bretrying\b|\bwarning\b|\w+Warning:|\bskipp\w+"
+    r"(?i)\bignor\w+|\bif you (?:get|see|encounter)\b"
+    r"|\bfall(?:ing|s)? ?back\b|\bretrying\b|\bwarning\b|\w+Warning:|\bskipp\w+"
     r"|\boverriding\b|\bdefaulting\b|\bnon-fatal\b|\bwill (?:use the )?default\b"
 )
 _EVENT = re.compile(
