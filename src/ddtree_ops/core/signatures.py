@@ -257,6 +257,8 @@ class Scanner:
             ):  # the failing warm-up's own exception is as much a consequence as its header
                 return self._evidence(line, self._echo, phase)
             return self._raised(line, signature, phase)
+        if _EXCEPTION.match(whole) and _INVALID.search(whole):
+            self._details = 8  # the paste began at the exception
         return self._evidence(line, signature, phase) if signature else None
 
     def _begin(self, whole: str, signature: Optional[Signature]) -> None:
