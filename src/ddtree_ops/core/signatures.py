@@ -90,7 +90,8 @@ _CHILD = re.compile(r"^Process \w*Process-\d[\d:]*:$")
 _ENDED = re.compile(r"\w (?:failed to start|hit an exception|encountered a fatal error)\.$")
 _SAID = "\x00"  # stands for the known words of a line
 _SOFT = re.compile(
-    r"(?i)\bignor\w+|\bfall(?:ing|s)? ?back\b|\bretrying\b|\bwarning\b|\w+Warning:|\bskipp\w+"
+    r"(?i)\bignor\w+|\bif you (?:get|see|encounter)\b"
+    r"|\bfall(?:ing|s)? ?back\b|\bretrying\b|\bwarning\b|\w+Warning:|\bskipp\w+"
     r"|\boverriding\b|\bdefaulting\b|\bnon-fatal\b|\bwill (?:use the )?default\b"
     rf"|\b(?:to avoid|to prevent|in case of|if (?:you|it) (?:hit|see|get)s?)\b\W{{0,4}}{_SAID}"
 )
@@ -296,6 +297,8 @@ class Scanner:
             ):  # the failing warm-up's own exception is as much a consequence as its header
                 return self._evidence(line, self._echo, phase)
             return self._raised(line, signature, phase)
+        if _EXCEPTION.match(whole) and _INVALID.search(whole):
+            self._details = 8  # the paste began at the exception
         return self._evidence(line, signature, phase) if signature else None
 
     def _is_exception(self, whole: str) -> bool:
