@@ -99,6 +99,7 @@ _THROWN_HINT = (
     "native code threw an exception that nobody caught, and the process is dead: its text says why; "
     "libraries of two builds, a driver that does not fit, or the GPU"
 )
+_IN_SOURCE = re.compile(r": at \d+:\d+:$")
 _CRASH, _LOST = "crash", "peer-lost"
 _EVENT = re.compile(
     r"(?:^|\s)Warning\s{2,}[A-Z]\w+\s"
@@ -230,6 +231,7 @@ class Scanner:
     _echo: Optional[Signature] = None
     _chained: bool = False
     _linked: bool = False
+    _caret: bool = False
     _announced: bool = False
     _details: int = 0
     _place: Place = field(default_factory=Place)
@@ -442,8 +444,12 @@ class Scanner:
         return (*self._recent, line)
 
     def _go_on(self, line: str) -> None:
-        """The words of an exception whose own line ends at its name."""
-        if self._message and line and self.best is not None and self.best.line.endswith(":"):
+        """The words of an exception whose own line ends at its name, or at a place in a source that follows: there
+        they stand below the caret (Triton)."""
+        below, self._caret = self._caret, line.strip() == "^"
+        if not (self._message and line and self.best is not None and self.best.line.endswith(":")):
+            return
+        if below or not _IN_SOURCE.search(self.best.line):
             self.best = replace(self.best, line=f"{self.best.line} {line.strip()}")
 
     def _follow(self, line: str) -> None:
