@@ -58,7 +58,7 @@ def test_a_27b_hybrid_by_hand() -> None:
     per_node = 144 * MIB + 2_949_120
     assert found.states == 8 * 33 * per_node == 40_641_232_896
     assert found.slots == 8 * per_node
-    static = int((H200 - 600 * MIB) * 0.88)
+    static = int((H200 - 600 * MIB - H200 // 230) * 0.88)
     assert found.static == static and found.weights == 54 * 10**9
     # 16 attention layers and 5 of the draft, K and V of 4 heads x 256 in bfloat16
     assert found.per_token == 2 * 4 * 256 * 2 * (16 + 5) == 86016
@@ -94,6 +94,26 @@ def test_the_graph_buffers_of_a_wide_tree_by_hand() -> None:
     assert judge(dataclasses.replace(patched, width=65))[0] is Fit.YES
 
 
+def test_what_real_servers_said_on_an_h200() -> None:
+    """Full-size models, dummy weights (bench/preflight/results/memory-h200-2026-11-30.txt): tokens within 5 %."""
+    dense = Need(
+        total=H200, fraction=0.878, fraction_given=False, target=int(42.29 * GIB), draft=int(3.22 * GIB),
+        attention_layers=64, draft_layers=5, kv=2 * 8 * 128, kv_heads=8, kv_bytes=2, vocab=151936, context=40960,
+        width=65, running=48, graphs=48, index=8, mask=True,
+    )  # fmt: skip
+    assert judge(dense)[0] is Fit.YES
+    assert budget(dense).tokens == pytest.approx(303_360, rel=0.05)
+    hybrid = dataclasses.replace(
+        HYBRID, fraction=0.878, fraction_given=False, target=int(51.05 * GIB), draft=int(3.24 * GIB), context=40960,
+        width=16, running=28, graphs=28, state_slots=28,
+    )  # fmt: skip
+    assert judge(hybrid)[0] is not Fit.NO  # it started, with less than one request of full length
+    assert budget(hybrid).tokens == pytest.approx(35_478, rel=0.05)
+    for requests in (40, 48):  # "Not enough memory. Please try to increase --mem-fraction-static."
+        more = dataclasses.replace(hybrid, running=requests, graphs=requests, state_slots=requests)
+        assert judge(more)[0] is Fit.NO
+
+
 def test_a_small_dense_model_by_hand() -> None:
     """1.7B on a 24 GB card: 3.4 GB of weights, 112 KiB a token with its draft."""
     small = Need(
@@ -103,7 +123,8 @@ def test_a_small_dense_model_by_hand() -> None:
     )  # fmt: skip
     found = budget(small)
     assert found.per_token == 2 * 8 * 128 * 2 * 31 == 126_976
-    assert found.tokens == (int((24564 - 600) * MIB * 0.85) - 3_400_000_000) // 126_976 == 141_435
+    static = int(((24564 - 600) * MIB - int(24564 * MIB / 230)) * 0.85)
+    assert found.tokens == (static - 3_400_000_000) // 126_976 == 140_685
     assert judge(small)[0] is Fit.YES
     shared = dataclasses.replace(small, tp=2)
     assert (budget(shared).weights, budget(shared).per_token) == (1_700_000_000, 63_488)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 import os
 import struct
@@ -21,6 +20,7 @@ from ddtree_agent import (
     inner_weights,
     probe_areas,
     probe_model,
+    sandbox,
     unitenv,
 )
 
@@ -385,24 +385,19 @@ def test_no_value_that_may_be_a_secret_is_told() -> None:
     assert inner_arguments.spell(["/m", "--port", "1"], parser)[2] == []
 
 
-ALONE = (
-    "import json, sys; a, s = json.load(sys.stdin); n = {}; exec(s, n); print(json.dumps(n['collect'](a)))"
-)
-
-
 def test_the_sections_run_from_their_text_alone_and_quickly(place: Path) -> None:
     """As inside the unit: nothing of the agent is importable there."""
     launch = unitenv.Launch(sys.executable, [], "cwd", ["--model-path", str(place), "--port", "1"])
     context = probe_areas.Context({}, {}, launch, {}, {})
-    found = {}
     started = time.monotonic()
-    for name, module, ask, _ in probe_areas.INSIDE:
-        if module in (inner_model, inner_weights, inner_arguments):
-            told = json.dumps([ask(context), inspect.getsource(module)])
-            done = subprocess.run(
-                [sys.executable, "-I", "-c", ALONE], input=told, capture_output=True, text=True, check=True
-            )
-            found[name] = json.loads(done.stdout)
+    jobs = [
+        (name, module, ask(context), limit)
+        for name, module, ask, limit in probe_areas.INSIDE
+        if module in (inner_model, inner_weights, inner_arguments)
+    ]
+    words = [sys.executable, "-I", "-c", "import sys; exec(sys.stdin.read())"]
+    done = subprocess.run(words, input=sandbox._program(jobs), capture_output=True, check=True)
+    found = sandbox._read(done.stdout.decode())
     assert sorted(found) == ["arguments", "checkpoints", "weights"]
     assert found["weights"]["target"]["files"] == 2
     assert found["checkpoints"]["target"]["hidden_size"] == 64

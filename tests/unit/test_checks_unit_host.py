@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -350,6 +351,10 @@ def test_cgroup_v1_says_no_limit_by_a_large_number(tmp_path: Path) -> None:
 def engine() -> Iterator[int]:
     """A process that calls itself a scheduler, as the engine's children do."""
     named = subprocess.Popen(["sglang::scheduler_TP0", "60"], executable="/bin/sleep", start_new_session=True)
+    until = time.monotonic() + 10
+    # the kernel shows a process's new words a moment after the exec that Popen waits for
+    while b"sglang" not in Path(f"/proc/{named.pid}/cmdline").read_bytes() and time.monotonic() < until:
+        time.sleep(0.01)
     yield named.pid
     os.kill(named.pid, signal.SIGKILL)
     named.wait()

@@ -80,6 +80,10 @@ def inside(**rlimits: Any) -> Facts:
     return {"sandbox": {"rlimits": rlimits}}
 
 
+def listens(port: int, flag: str = "--port", **network: Any) -> Facts:
+    return {"network": {"ports": [{"flag": flag, "port": port, "owners": [], "unknown": 0}], **network}}
+
+
 def group(**changed: Any) -> Facts:
     return {"limits": {"cgroup": changed}}
 
@@ -183,6 +187,10 @@ CASES: list[tuple[str, str, tuple[str, ...], Facts, Facts]] = [
      {"network": {"ports": [{"flag": "--port", "port": 30000, "owners": [], "unknown": 0}, {"flag": "--nccl-port", "port": 30001, "owners": [], "unknown": 0}]}}),
     ("ports", "WARN", ("cannot see",), {"network": {"ports": [{"flag": "--nccl-port", "port": 30001, "owners": [], "unknown": 1}]}}, {"network": {"ports": []}}),
     ("port-range", "WARN", ("unknown",), {"network": {"ephemeral": None}}, {}),
+    ("port-range", "BLOCK", ("32768", "reserved_ports=7000-7010,32768"), listens(32768, reserved="7000-7010"), listens(32767)),
+    ("port-range", "BLOCK", ("60999",), listens(60999), listens(61000)),
+    ("port-range", "WARN", ("1024-65535", "reserved_ports=30000"), listens(30000, ephemeral=[1024, 65535]), listens(30000, ephemeral=[1024, 65535], reserved="29000-31000")),
+    ("port-range", "WARN", ("50000", "--nccl-port"), listens(50000, "--nccl-port"), listens(20000, "--nccl-port")),
     ("bind", "BLOCK", ("Permission denied", "CAP_NET_BIND_SERVICE"), {"sandbox_network": {"bind": {"error": "Permission denied"}}}, {}),
     ("bind", "BLOCK", ("Cannot assign", "--host"), {"sandbox_network": {"bind": {"error": "Cannot assign requested address"}}}, {}),
     ("proxy", "BLOCK", ("the running server",), {"network": {"running": {"http": True, "names": ["all_proxy"], "no_proxy": []}}}, {"network": {"running": None}}),

@@ -1,13 +1,14 @@
 """The server's arguments against the installed engine's own parser, from its text: importing the engine takes seconds.
 
-Runs in the unit's sandbox, so this file is whole in itself. Values are told only where they cannot be a secret.
+Runs in the unit's sandbox, with inner_files alone beside it. Values are told only where they cannot be a secret.
 """
 
 import ast
 import os
 import re
-import sys
 from typing import Any, Dict, List, Optional
+
+from .inner_files import package_dir, read_text, read_texts
 
 #: Flags without choices or number whose values decide something that a rule asks for.
 TOLD = """
@@ -33,8 +34,8 @@ def collect(argument: Dict[str, Any]) -> Dict[str, Any]:
     Returns {flags, repeated, stray, known, complete, choices, types, environment, engine}. flags: {name: value},
     true for a bare flag, "" for a value that is not told; known: null where the parser's text was not found.
     """
-    package = _package("sglang", argument.get("skip") or [])
-    parser = read_parser(_text(os.path.join(package or "", "srt", "server_args.py")), package)
+    package = package_dir("sglang", argument.get("skip") or [])
+    parser = read_parser(read_text(os.path.join(package or "", "srt", "server_args.py")), package)
     words = [
         re.sub(r"\$\{(\w+)\}", lambda m: os.environ.get(m.group(1), ""), w)
         for w in argument.get("args") or []
@@ -127,7 +128,7 @@ def mappings(tree: ast.Module, package: Optional[str]) -> Dict[str, List[str]]:
         for name, attribute in sorted(wanted):
             if isinstance(node, ast.ImportFrom) and name in names and node.module:
                 place = os.path.join(os.path.dirname(str(package)), *node.module.split(".")) + ".py"
-                keys = _keys(_text(place), name, attribute)
+                keys = _keys(read_text(place), name, attribute)
                 if keys is not None:
                     found[f"{name}.{attribute}"] = keys
     return found
@@ -214,7 +215,7 @@ def _told(name: str, parser: Dict[str, Any]) -> bool:
 def engine_facts(package: Optional[str]) -> Dict[str, Any]:
     """What this engine honours or refuses, from its text; null where the file is not there."""
     text = {
-        name: _text(os.path.join(package or "", "srt", *name.split("/")))
+        name: read_text(os.path.join(package or "", "srt", *name.split("/")))
         for name in (
             "server_args.py",
             "models/dflash.py",
@@ -228,7 +229,7 @@ def engine_facts(package: Optional[str]) -> Dict[str, Any]:
     )
     speculative = [
         text["managers/scheduler.py"] or "",
-        *_texts(os.path.join(package or "", "srt", "speculative")),
+        *read_texts(os.path.join(package or "", "srt", "speculative")),
     ]
     refusal = re.compile(r'does not support[\s"]*grammar')
     return {
@@ -246,28 +247,3 @@ def engine_facts(package: Optional[str]) -> Dict[str, Any]:
 
 def _number(found: "Optional[re.Match[str]]") -> Optional[float]:
     return float(found[1].replace("_", "")) if found else None
-
-
-def _package(name: str, skip: List[str]) -> Optional[str]:
-    """The package's directory on sys.path, not looked for under `skip`."""
-    for entry in sys.path:
-        place = os.path.join(os.path.abspath(entry or "."), name)
-        if os.path.isdir(place) and not any((place + "/").startswith(prefix) for prefix in skip):
-            return place
-    return None
-
-
-def _texts(directory: str) -> List[str]:
-    try:
-        names = [name for name in os.listdir(directory) if name.endswith(".py")]
-    except OSError:
-        return []
-    return [text for text in (_text(os.path.join(directory, name)) for name in names) if text]
-
-
-def _text(path: str) -> Optional[str]:
-    try:
-        with open(path, encoding="utf-8", errors="replace") as file:
-            return file.read(4 << 20)
-    except OSError:
-        return None

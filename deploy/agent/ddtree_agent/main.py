@@ -18,6 +18,8 @@ from . import (
     outcome,
     probe,
     readunit,
+    rehearsal,
+    rehearsal_unit,
     rejoin,
     rollout,
     runtimes,
@@ -96,6 +98,7 @@ def _push(request: Dict[str, Any], payload: BinaryIO) -> None:
         hold.refuse(layout)
         install.installed(layout, archive(), request["agent"])
         rollout.settle(layout)
+        rehearsal_unit.end(layout)
         store.sweep(layout)
         if manifest.get("runtime"):
             runtimes.verify(layout, manifest["runtime"])  # every byte of it, before anything is built on it
@@ -139,6 +142,15 @@ def write_secrets(layout: Layout, release: str, new: Dict[str, str]) -> None:
     quoted = {name: value.replace("\\", "\\\\").replace('"', '\\"') for name, value in new.items()}
     text = "".join(f'{name}="{value}"\n' for name, value in sorted(quoted.items()))
     write_atomic(layout.secrets(release), text.encode(), mode=0o600)
+
+
+def _rehearse(request: Dict[str, Any], _: BinaryIO) -> None:
+    layout = _layout(request)
+    with locked(layout, f"rehearsal by {request['who']}"):
+        hold.refuse(layout)
+        rollout.settle(layout)
+        found = rehearsal.rehearse(layout, request, decided.keep_all(layout))
+    result(rehearsal=found)
 
 
 def _begin(request: Dict[str, Any], _: BinaryIO) -> None:
@@ -271,6 +283,7 @@ OPS: Dict[str, Op] = {
     "env-prepare": _env_prepare,
     "env-receive": _env_receive,
     "push": _push,
+    "rehearse": _rehearse,
     "begin": _begin,
     "follow": _follow,
     "confirm": _confirm,
@@ -288,7 +301,9 @@ OPS: Dict[str, Op] = {
 
 #: What a write that failed means, by the call that failed of it.
 _GOES_ON = "the call changed nothing; a rollout that is on its way goes on, and what serves says `status`"
-_WITHOUT_ROOM = dict.fromkeys(("push", "begin", "hold", "unhold", "adopt-baseline"), "nothing was stopped")
+_WITHOUT_ROOM = dict.fromkeys(
+    ("push", "rehearse", "begin", "hold", "unhold", "adopt-baseline"), "nothing was stopped"
+)
 
 
 def _crashed(error: Exception) -> None:

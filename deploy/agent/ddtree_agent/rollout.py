@@ -10,10 +10,12 @@ from . import (
     drain,
     drift,
     gate,
+    gpu_return,
     guard,
     hold,
     install,
     observe_env,
+    rehearsal_unit,
     room,
     runtimes,
     service,
@@ -135,6 +137,7 @@ def begin(layout: Layout, request: Dict[str, Any], archive: str) -> Txn:
         if request["kind"] == "deploy":
             hold.refuse(layout)
         settle(layout)
+        rehearsal_unit.end(layout)  # one whose agent was killed holds memory that the trial needs
         now = confirmed(layout)["release"]
         if now != request["from"]:
             raise AgentError(
@@ -354,6 +357,7 @@ def no_room(error: OSError, meaning: str = "nothing was stopped") -> AgentError:
 
 
 def _stop(txn: Txn, intent: Dict[str, Any]) -> None:
+    gpu_return.look(txn)
     asked = txn.abort_asked() if intent["kind"] == "deploy" else None
     if asked:  # the last moment at which it costs nobody anything
         raise Stopped(asked)
@@ -363,6 +367,7 @@ def _stop(txn: Txn, intent: Dict[str, Any]) -> None:
     stopped = service.stop(txn.layout.service, intent["timeouts"]["stop"])
     stopwatch(txn, stop=stopped, down_since=begun)
     _step(txn, "STOPPED", **stopped)
+    gpu_return.wait(txn)
 
 
 def _shut_gate(txn: Txn, intent: Dict[str, Any]) -> None:

@@ -42,7 +42,7 @@ def smoke(request: Dict[str, Any]) -> Dict[str, Any]:
     env = environment(values, show, overlay)
     argv = [
         *sandbox.unit_argv(unit, show, env, limit),
-        *_secrets(layout, request["release"]),
+        *secrets_files(layout, request["release"]),
         "--",
         *command(launch),
     ]
@@ -57,7 +57,7 @@ def smoke(request: Dict[str, Any]) -> Dict[str, Any]:
     return redacted(report, [*told, *evidence.hidden(layout)])
 
 
-def _secrets(layout: Layout, release: str) -> List[str]:
+def secrets_files(layout: Layout, release: str) -> List[str]:
     """Our own file of secrets, which the release's drop-in reads too."""
     path = layout.secrets(release)
     return [f"--property=EnvironmentFile={path}"] if os.path.exists(path) else []

@@ -23,6 +23,7 @@ SHARED = (
     "log_record.py",
     "log_text.py",
     "raised.py",
+    "xid.py",
     "signatures.json",
 )
 _EPOCH = (1980, 1, 1, 0, 0, 0)

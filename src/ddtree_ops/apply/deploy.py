@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ddtree_ops.apply import agentzip, schedule, who
 from ddtree_ops.apply.agent import AgentClient, AgentSilent
 from ddtree_ops.apply.follow import Connect, Following, OnEvent, judge
+from ddtree_ops.apply.rehearse import rehearse
 from ddtree_ops.config.model import HostConfig
 from ddtree_ops.core.errors import HostLocked, Unreachable
 from ddtree_ops.core.plan import check_unmoved
@@ -25,12 +26,14 @@ _PUSH_SILENCE_S = 300.0
 @dataclass(frozen=True)
 class Order:
     """How a plan is to be carried out. `why`: for the host's history; `adopted`: the differences that the operator
-    took over; `at`: begin then, not now, after `again` has prepared the same deploy once more."""
+    took over; `at`: begin then, not now, after `again` has prepared the same deploy once more; `rehearse`: run the
+    release beside the live server first."""
 
     why: str
     adopted: Sequence[str] = ()
     at: datetime | None = None
     again: Callable[[AgentClient], Prepared] | None = None
+    rehearse: bool = False
 
 
 def deploy(
@@ -47,13 +50,18 @@ def deploy(
     pushed = client.call("push", push_request(prepared, txn, operator), _chunks(prepared), _PUSH_SILENCE_S)
     seconds = pushed.get("smoke", {}).get("seconds")
     on_event({"ev": "note", "text": f"sealed; import smoke and argument parse passed ({seconds} s)"})
+    rehearsed = (
+        rehearse(prepared, client, txn, operator, limits(prepared.host)["limits"], on_event)
+        if order.rehearse
+        else None
+    )
     if order.at is None or order.again is None:
-        return _roll(prepared, txn, operator, client, connect, on_event, order)
+        return _roll(prepared, txn, operator, client, connect, on_event, order, rehearsed)
     schedule.wait(order.at, prepared.plan.host, on_event)
     with connect() as fresh:  # the first line may be long gone
         now = order.again(fresh)
         check_unmoved(prepared.plan.to_json(), now.plan, "what was prepared before the wait")
-        return _roll(now, who.new_txn(), operator, fresh, connect, on_event, order)
+        return _roll(now, who.new_txn(), operator, fresh, connect, on_event, order, rehearsed)
 
 
 def _roll(
@@ -64,11 +72,12 @@ def _roll(
     connect: Connect,
     on_event: OnEvent,
     order: Order,
+    rehearsed: str | None,
 ) -> dict[str, Any]:
     nonce = who.new_nonce()
     following = Following(connect, prepared.plan.host, txn, nonce, on_event, operator)
     try:
-        client.call("begin", begin_request(prepared, txn, nonce, operator, order))
+        client.call("begin", begin_request(prepared, txn, nonce, operator, order, rehearsed))
     except (Unreachable, AgentSilent):
         following.begun = False  # the request may have arrived although its reply did not
     except KeyboardInterrupt:
@@ -106,7 +115,9 @@ def push_request(prepared: Prepared, txn: str, operator: str) -> dict[str, Any]:
     }
 
 
-def begin_request(prepared: Prepared, txn: str, nonce: str, operator: str, order: Order) -> dict[str, Any]:
+def begin_request(
+    prepared: Prepared, txn: str, nonce: str, operator: str, order: Order, rehearsed: str | None = None
+) -> dict[str, Any]:
     """What the runner needs; the host keeps it as the transaction's intent."""
     return {
         "kind": "deploy",
@@ -116,6 +127,7 @@ def begin_request(prepared: Prepared, txn: str, nonce: str, operator: str, order
         "why": order.why,
         "adopted": [*order.adopted],
         "waived": [*prepared.plan.waived],
+        **({"rehearsed": rehearsed} if rehearsed else {}),
         "agent": agentzip.digest(),
         "release": prepared.plan.release,
         "mode": prepared.plan.mode,

@@ -19,6 +19,7 @@ from ddtree_ops.core.finding import Finding, Level, grouped
 from ddtree_ops.core.modes import BASELINE
 from ddtree_ops.core.plan import Plan, Preconditions, describe_gate
 from ddtree_ops.core.proof import Proof, describe, proven, read_proofs, recorded
+from ddtree_ops.core.rehearsal import Small, small
 from ddtree_ops.core.steps import deploy_steps
 from ddtree_ops.core.wanted import Wanted
 from ddtree_ops.engine import snapshot
@@ -28,6 +29,7 @@ from ddtree_ops.engine.patch import Patched, apply_series
 from ddtree_ops.engine.release import Release, make_release
 from ddtree_ops.engine.series import Series
 from ddtree_ops.units.facts import Facts, load_facts
+from ddtree_ops.units.guard import flags_at
 from ddtree_ops.units.render import Rendered, render
 
 #: Fetching the package of an engine and hashing it say nothing meanwhile (seconds).
@@ -40,7 +42,8 @@ _WARNINGS = 6
 class Prepared:
     """Everything that a deploy needs, decided. `expect_state`: what /get_server_info must say; `modules`: what the
     import smoke imports besides its own list; `environment`: the release's, with @RELEASE@ in it; `proven_by`: the
-    mode in which this host must have confirmed the same sources; `gate`: whether its nft can shut the port; `held`: who
+    mode in which this host must have confirmed the same sources; `rehearsal`: the command line of its rehearsal, or why
+    there can be none; `gate`: whether its nft can shut the port; `held`: who
     keeps deploys off this host, in words."""
 
     host: HostConfig
@@ -51,6 +54,7 @@ class Prepared:
     modules: list[str]
     environment: Mapping[str, str]
     secrets: Mapping[str, Secret]
+    rehearsal: Small | str
     proven_by: str | None = None
     gate: bool = False
     held: str | None = None
@@ -112,6 +116,7 @@ def prepare(
         # What the unit itself sets stays with the unit: here are only names for its secrets.
         environment={k: v for k, v in rendered.env.items() if not v.startswith("${")},
         secrets=for_host(inventory.base, host, facts, client),
+        rehearsal=small(rendered.argv, flags_at(rendered.argv), series.modes.rehearse),
     )
 
 
@@ -307,6 +312,7 @@ def _plan(
         release=release.digest,
         linked="jit_kernel" in release.manifest["links"],
         stop_limit_s=host.timeouts.stop,
+        runtime=host.runtime,
     )
     refused = over(downtime, host.max_downtime)
     service = seen["service"]

@@ -39,12 +39,23 @@ AdoptOpt = Annotated[
 ]
 
 
+RehearseOpt = Annotated[
+    bool,
+    typer.Option(
+        "--rehearse",
+        help="First run the release beside the live server: few layers, dummy weights, a small share of the GPU. "
+        "A kernel that crashes can take a GPU, and so the live server, with it.",
+    ),
+]
+
+
 def deploy(
     host: HostOpt = None,
     mode: ModeOpt = "shadow",
     config: ConfigOpt = None,
     adopt: AdoptOpt = False,
     at: AtOpt = None,
+    rehearse: RehearseOpt = False,
     why: WhyOpt = None,
     json: JsonOpt = False,
     events: EventsOpt = False,
@@ -65,6 +76,7 @@ def deploy(
         mode,
         adopt=adopt,
         at=moment,
+        rehearse=rehearse,
         why=redact(one_line(why or "")) or f"deploy --mode {mode}{' --adopt' if adopt else ''}",
         json=json,
         events=events,
@@ -85,6 +97,7 @@ def run_deploy(
     quiet: bool,
     adopt: bool = False,
     at: datetime | None = None,
+    rehearse: bool = False,
     planned: Any = None,
 ) -> None:
     """Deploy `mode`; with `planned` (a saved plan's document) only where nothing moved since."""
@@ -119,7 +132,7 @@ def run_deploy(
         outcome = (
             {"outcome": "unchanged", "serving": prepared.plan.release, "release": prepared.plan.release}
             if prepared.plan.done
-            else execute(prepared, client, connect, on_event, Order(why, adopted, at, again))
+            else execute(prepared, client, connect, on_event, Order(why, adopted, at, again, rehearse))
         )
     _report(host.name, outcome, json=json, quiet=quiet, document=document, say=say)
 

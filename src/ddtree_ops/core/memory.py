@@ -12,8 +12,10 @@ from enum import StrEnum
 
 GIB = 1 << 30
 MIB = 1 << 20
-#: What a CUDA context and its libraries take before anything is loaded. Seen on an H200: 0.5 to 0.7 GiB.
+#: What a CUDA context and its libraries take before anything is loaded, and the driver's own share of the GPU: together
+#: 1.27 GiB of an H200 were gone at "Load weight begin", 616 MiB of them reserved (bench/preflight/memory.py).
 CONTEXT = 600 * MIB
+DRIVER = 1 / 230
 #: How far the fraction that the engine chooses by itself may be from ours: it knows more (multimodal models).
 SLACK = 0.03
 #: The share of a budget above which a start is a gamble: activations and fragmentation are not counted here.
@@ -145,7 +147,7 @@ def default_chunk(total: int) -> int:
 def budget(need: Need, fraction: float | None = None, generous: bool = False) -> Budget:
     """The arithmetic for one rank; generous: with lower bounds, so that what does not fit there fits nowhere."""
     share = need.fraction if fraction is None else fraction
-    usable = need.total if generous else need.total - CONTEXT
+    usable = need.total if generous else need.total - CONTEXT - int(need.total * DRIVER)
     static = int(usable * share)
     weights = int(need.target * (AT_LEAST if generous else 1)) // need.ranks
     state = need.recurrent.state(need.tp) if need.recurrent else 0
@@ -163,6 +165,8 @@ def budget(need: Need, fraction: float | None = None, generous: bool = False) ->
     if need.pool_limit is not None:
         tokens = min(tokens, need.pool_limit)
     rows = need.graphs * need.width
+    # One request more than may run is allocated, and not counted when the pool is sized.
+    padding = state * (need.width + 1 if need.width > 1 else 1)
     return Budget(
         static=static,
         weights=weights,
@@ -170,7 +174,7 @@ def budget(need: Need, fraction: float | None = None, generous: bool = False) ->
         slots=slots,
         tokens=tokens,
         per_token=per_token,
-        room=usable - weights - states - slots - max(0, tokens) * per_token,
+        room=usable - weights - states - slots - padding - max(0, tokens) * per_token,
         draft=need.draft // need.ranks,
         logits=rows * need.vocab * 4,
         indices=(rows if need.index_rows else need.graphs) * need.context * need.index,

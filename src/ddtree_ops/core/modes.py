@@ -112,13 +112,26 @@ class Mode:
 
 
 @dataclass(frozen=True)
+class Rehearsal:
+    """What a rehearsal changes of a release's command line. small: flag → target or draft, whose checkpoint gets few
+    layers; refuse: flags that cannot be rehearsed; drop: flags that go; set: flag → value, or {port} or {fraction},
+    which the host fills in."""
+
+    small: Mapping[str, str]
+    refuse: tuple[Rule, ...] = ()
+    drop: tuple[str, ...] = ()
+    set: tuple[tuple[str, str | None], ...] = ()
+
+
+@dataclass(frozen=True)
 class Modes:
     """A series' modes.yaml. drop: globs of the flags that every mode drops together; keep: those of them that stay,
-    because they tell of the draft and not of the algorithm."""
+    because they tell of the draft and not of the algorithm. rehearse: None where the series has no rehearsal."""
 
     drop: tuple[str, ...]
     modes: Mapping[str, Mode]
     keep: tuple[str, ...] = ()
+    rehearse: Rehearsal | None = None
 
     def proves(self, name: str) -> bool:
         """Whether another mode needs this one's proof."""

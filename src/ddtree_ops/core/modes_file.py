@@ -7,7 +7,7 @@ from typing import Any
 
 from ddtree_ops.core.errors import UsageProblem
 from ddtree_ops.core.features import FEATURES, Loss
-from ddtree_ops.core.modes import Mode, Modes, Refusal, Rule
+from ddtree_ops.core.modes import Mode, Modes, Refusal, Rehearsal, Rule
 
 _KINDS = ("always", "hybrid", "dense")
 
@@ -21,7 +21,9 @@ def read_modes(data: Mapping[str, Any], file: str = "modes.yaml") -> Modes:
     modes = {name: _mode(name, m, common, file) for name, m in data["modes"].items()}
     for mode in modes.values():
         _check_proof(mode, modes, f"{file}: modes.{mode.name}.proven_by")
-    return Modes(drop, modes, keep)
+    return Modes(
+        drop, modes, keep, _rehearsal(data["rehearse"], f"{file}: rehearse") if "rehearse" in data else None
+    )
 
 
 def _check_proof(mode: Mode, modes: Mapping[str, Mode], at: str) -> None:
@@ -62,6 +64,26 @@ def _mode(name: str, data: Any, common: tuple[Rule, ...], file: str) -> Mode:
         loses=tuple(_loss(loss, f"{at}.loses") for loss in _list(data, "loses", at)),
         refuse=_refusal(data["refuse"], f"{at}.refuse") if "refuse" in data else None,
         proven_by=_text(data["proven_by"], f"{at}.proven_by") if "proven_by" in data else None,
+    )
+
+
+def _rehearsal(data: Any, at: str) -> Rehearsal:
+    if not isinstance(data, Mapping) or (
+        unknown := sorted(set(data) - {"small", "refuse", "drop", "set"}, key=str)
+    ):
+        raise UsageProblem(
+            f"{at}: " + (f"unknown key {unknown[0]}" if isinstance(data, Mapping) else "must be a mapping")
+        )
+    small = {_text(k, f"{at}.small"): _text(v, f"{at}.small") for k, v in _mapping(data, "small", at).items()}
+    if wrong := sorted(set(small.values()) - {"target", "draft"}):
+        raise UsageProblem(f"{at}.small: {wrong[0]} is neither target nor draft")
+    if "target" not in small.values():
+        raise UsageProblem(f"{at}.small: no flag names the target")
+    return Rehearsal(
+        small,
+        tuple(_rule(r, f"{at}.refuse") for r in _list(data, "refuse", at)),
+        _texts(data, "drop", at),
+        tuple((_text(flag, f"{at}.set"), _value(v)) for flag, v in _mapping(data, "set", at).items()),
     )
 
 

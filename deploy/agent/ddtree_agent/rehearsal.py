@@ -1,0 +1,252 @@
+"""Tries a sealed release beside the live server before anything stops: few layers, dummy weights, a share of the GPU.
+
+Imports, kernels, graph capture, NCCL and a few answers are those of the release, in the unit's own sandbox; what it
+compiled stays in the caches for the real start.
+"""
+
+import os
+import socket
+import time
+from typing import Any, Dict, NamedTuple, Optional, Tuple, Union
+
+from . import (
+    evidence,
+    observe_env,
+    probe,
+    probe_unit,
+    rehearsal_answers,
+    rehearsal_model,
+    rehearsal_room,
+    rehearsal_unit,
+    service,
+    store,
+    systemd,
+    unitenv,
+)
+from .core import watch as reducer
+from .layout import Layout
+from .observe import Observer, signatures
+from .wire import AgentError, send
+
+#: Failures that say no more than that there was too little memory beside the live server (core.signatures' reasons).
+NO_ROOM = ("cuda-oom", "memory-pool", "oom-kill", "host-memory")
+#: Where its port is looked for: below the ephemeral range, which is other programs' for their connections.
+PORTS = (31000, 32000)
+_TICK_S, _BEAT_S = 0.25, 2.0
+Found = Dict[str, Any]
+
+
+class Case(NamedTuple):
+    """One rehearsal. request: as `rehearse` takes it; show: the live unit's properties; folder: what it runs from."""
+
+    layout: Layout
+    request: Found
+    show: Dict[str, str]
+    launch: unitenv.Launch
+    variables: Dict[str, str]
+    folder: str
+
+    @property
+    def visible(self) -> Optional[str]:
+        return self.variables.get("CUDA_VISIBLE_DEVICES")
+
+
+def rehearse(layout: Layout, request: Found, keep: Tuple[str, ...]) -> Found:
+    """Rehearse a release; the caller holds the lock. Notes go out as they come.
+
+    request: {release, txn, argv: with {target} {draft} {port} {fraction}, models: {target, draft?}, environment,
+    expect: {state}, limits, interpreter?}; keep: releases that are never retired. Returns {verdict: PASSED, layers,
+    seconds, phases, answers, memory}, or {verdict: DOES_NOT_FIT | NOT_POSSIBLE, why}: neither blames the release.
+    Raises AgentError(precondition) where the release fails, and keeps its evidence; where the host or the live server
+    broke; BrokenPipeError where the operator went away.
+    """
+    store.verify(layout, request["release"])
+    rehearsal_unit.end(layout)
+    show = systemd.show(layout.service, probe_unit.properties())
+    launch = probe.launch_of(request, show)
+    if launch is None:
+        raise AgentError("usage", "no Python interpreter found in the release's command line")
+    place = rehearsal_unit.folder(layout, request["txn"])
+    case = Case(layout, request, show, launch, rehearsal_unit.variables(request, show), place)
+    cpu = launch.value("--device") == "cpu"
+    room = rehearsal_room.Room(None, None) if cpu else rehearsal_room.look(case.visible)
+    if room is None:
+        return _not(
+            "NOT_POSSIBLE", "nvidia-smi gives no answer, so what is free beside the live server is unknown"
+        )
+    if room.why_not() is not None:
+        return _not("DOES_NOT_FIT", str(room.why_not()), room)
+    try:
+        made = _checkpoints(case)
+        return _not("NOT_POSSIBLE", made) if isinstance(made, str) else _run(case, room, made, keep)
+    finally:
+        rehearsal_unit.end(layout)
+
+
+def _checkpoints(case: Case) -> Union[Found, str]:
+    """{target, draft?: directory, layers}; why there can be none, in words."""
+    configs = {}
+    for which, given in case.request["models"].items():
+        place = rehearsal_model.directory(given, case.variables) or given
+        try:
+            configs[which] = (place, rehearsal_model.read(place))
+        except (OSError, ValueError) as error:
+            return f"the {which}'s config.json cannot be read: {given}: {error}"
+    place, config = configs["target"]
+    draft = configs.get("draft")
+    least = max(rehearsal_model.TARGET_LAYERS, rehearsal_model.reads(draft[1]) + 1 if draft else 0)
+    count = rehearsal_model.layers(config, least)
+    if not count:
+        return f"{place}/config.json does not say how many layers it has"
+    made: Found = {"layers": count, "target": os.path.join(case.folder, "target")}
+    rehearsal_model.make(made["target"], rehearsal_model.cut(config, count), place)
+    if draft:
+        few = rehearsal_model.layers(draft[1], rehearsal_model.DRAFT_LAYERS)
+        small = rehearsal_model.reading(rehearsal_model.cut(draft[1], few), count)
+        made["draft"] = os.path.join(case.folder, "draft")
+        rehearsal_model.make(made["draft"], small, draft[0])
+    return made
+
+
+def _run(case: Case, room: rehearsal_room.Room, made: Found, keep: Tuple[str, ...]) -> Found:
+    layout, port = case.layout, free_port()
+    before, live, began = observe_env.look(), _live(layout), time.monotonic()
+    words = {**made, "port": port, "fraction": room.fraction()}
+    argv = [
+        str(words[word[1:-1]]) if word[:1] == "{" and word[1:-1] in words else word
+        for word in case.request["argv"]
+    ]
+    observer = Observer(rehearsal_unit.name(layout), port, f"file:{rehearsal_unit.log(case.folder)}")
+    answers: Optional[Found] = None
+    try:
+        with rehearsal_room.Guard(room, case.visible, lambda: rehearsal_unit.kill(layout)) as guard:
+            rehearsal_unit.start(layout, case.request, case.show, case.launch.interpreter, case.folder, argv)
+            verdict, phases = _watch(case, observer)
+            if verdict["verdict"] == "PASS":
+                answers, verdict = _ask(port, verdict)
+    finally:
+        observer.close()
+        lines = _tail(case)
+        rehearsal_unit.end(layout)
+    _unharmed(layout, before, live, verdict)
+    memory = {"free": room.free, "least_free": guard.least}
+    if guard.ended or verdict.get("reason") in NO_ROOM:
+        said = "the live server's share was touched" if guard.ended else verdict.get("line")
+        return _not("DOES_NOT_FIT", f"does not fit beside the live server: {said}", room, memory)
+    if verdict["verdict"] != "PASS":
+        _refuse(case, verdict, lines, keep)
+    seconds = round(time.monotonic() - began, 1)
+    passed = {"verdict": "PASSED", "layers": made["layers"], "seconds": seconds, "phases": phases}
+    return {**passed, "answers": answers, "memory": memory}
+
+
+def _watch(case: Case, observer: Observer) -> Tuple[Found, Dict[str, float]]:
+    """The watch's verdict on this start, and the seconds of its phases."""
+    limits = reducer.Limits(**case.request["limits"])
+    watch = reducer.start(limits, reducer.Expect(**case.request["expect"]), signatures())
+    phases: Dict[str, float] = {}
+    beat = 0.0
+    while True:
+        for event in watch.observe(observer.observe()):
+            if event["ev"] == "verdict":
+                return evidence.told(case.layout, event), phases
+            if event["ev"] == "phase":
+                phases[event["phase"]] = event["seconds"]
+                send(
+                    {"ev": "note", "text": f"rehearsal: {event['phase']} passed in {event['seconds']:.1f} s"}
+                )
+        if time.monotonic() - beat > _BEAT_S:
+            beat = time.monotonic()
+            send({"ev": "beat"})  # an operator who went away is noticed here
+        time.sleep(_TICK_S)
+
+
+def _ask(port: int, verdict: Found) -> Tuple[Optional[Found], Found]:
+    send({"ev": "note", "text": "rehearsal: a few answers, each token against the target's own"})
+    try:
+        answers = rehearsal_answers.compare(rehearsal_answers.over_http(port))
+    except (OSError, ValueError) as error:
+        line = f"{type(error).__name__}: {error}"
+        return None, _failed(verdict, "generation-failed", line, "it does not answer requests")
+    if answers["ok"]:
+        return answers, verdict
+    line = (
+        f"{answers['same']} of {answers['tokens']} tokens are the target's own next token; {answers['first']}"
+    )
+    return answers, _failed(
+        verdict, "answers", line, "the draft's or tree's path commits other tokens than the target"
+    )
+
+
+def _failed(verdict: Found, reason: str, line: str, hint: str) -> Found:
+    return {**verdict, "verdict": "FAIL", "phase": "serve", "reason": reason, "line": line, "hint": hint}
+
+
+def _unharmed(layout: Layout, before: observe_env.HostState, live: Found, verdict: Found) -> None:
+    """Raise AgentError where the host or the live server did not stand it: that is the news, whatever the verdict."""
+    faults, now = observe_env.faults(before, observe_env.look()), _live(layout)
+    said = f"; the rehearsal had said: {verdict['line']}" if verdict.get("line") else ""
+    if faults:
+        raise AgentError(
+            "precondition",
+            "the host broke during the rehearsal",
+            evidence=faults[0],
+            meaning=f"nothing was stopped by us; {layout.service} is {now['state']}{said}",
+            next="nvidia-smi; dmesg | tail, on the host; then ddtree-ops status",
+        )
+    if live["state"] == "active" and live != now:
+        raise AgentError(
+            "precondition",
+            f"{layout.service} did not outlive the rehearsal: it is {now['state']}, its main process {now['pid']}, "
+            f"not {live['pid']}",
+            meaning=f"we did not stop it, and did not switch to the release{said}",
+            next="ddtree-ops logs, then ddtree-ops status",
+        )
+
+
+def _refuse(case: Case, verdict: Found, lines: "list[str]", keep: Tuple[str, ...]) -> None:
+    report = {"rehearsal": verdict, "log": lines}
+    store.retire(case.layout, case.request["release"], case.request["txn"], report, keep)
+    raise AgentError(
+        "precondition",
+        f"the release fails its rehearsal in phase {verdict['phase']} ({verdict['reason']})",
+        evidence=verdict.get("line") or None,
+        meaning=f"{verdict['hint']}; the running service was not touched",
+        next="correct the patch series, or the environment that the line above names; then deploy again",
+    )
+
+
+def _not(
+    verdict: str, why: str, room: Optional[rehearsal_room.Room] = None, memory: Optional[Found] = None
+) -> Found:
+    return {"verdict": verdict, "why": why, "memory": memory or ({"free": room.free} if room else {})}
+
+
+def _live(layout: Layout) -> Found:
+    facts = service.facts(layout.service)
+    return {"state": facts.get("ActiveState", "unknown"), "pid": facts.get("MainPID", "0")}
+
+
+def free_port() -> int:
+    """A port of 127.0.0.1 that nobody listens on. SGLang 0.5.11 also wants 10000 above it to be a port, and takes some
+    more within 1000. Raises AgentError where there is none."""
+    for port in range(*PORTS):
+        with socket.socket() as made:
+            made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                made.bind(("127.0.0.1", port))
+                return port
+            except OSError:
+                continue
+    raise AgentError("precondition", f"no port of 127.0.0.1 from {PORTS[0]} to {PORTS[1]} is free")
+
+
+def _tail(case: Case) -> "list[str]":
+    """The last lines of its log, without secrets."""
+    try:
+        with open(rehearsal_unit.log(case.folder), "rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - (64 << 10)))
+            text = file.read().decode("utf-8", "replace")
+    except OSError:
+        return []
+    return evidence.scrub(case.layout, text).splitlines()[-200:]
