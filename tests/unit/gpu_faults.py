@@ -397,6 +397,11 @@ FAULTS: list[tuple[str, str, Facts, list[str]]] = [
     ("nccl-interface", "BLOCK", {"nccl": {"env": {"GLOO_SOCKET_IFNAME": "eth"}}}, ["GLOO_SOCKET_IFNAME"]),
     ("nccl-interface", "WARN", {"nccl": {"env": {"NCCL_SOCKET_IFNAME": "lo"}, "interfaces": None}}, ["unknown"]),
     ("peer-write", "BLOCK", {"nccl": {"pairs": {"0-1": {"ok": False, "code": 719}}}}, ["error 719"]),
+    (
+        "all-reduce-memory", "WARN",
+        {"nccl": {"env": {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}}},
+        ["PYTORCH_ALLOC_CONF", "--disable-custom-all-reduce"],
+    ),
     ("peer-write", "WARN", {"nccl": {"pairs": {"0-1": {"ok": False, "code": 2}}}}, ["unknown"]),
     (
         "peer-write", "WARN",
@@ -475,6 +480,11 @@ NEAR: list[tuple[str, Facts]] = [
     ("nccl-interface", {"nccl": {"env": {"NCCL_SOCKET_IFNAME": "^docker0,lo"}}}),
     ("nccl-interface", {"nccl": {"env": {"NCCL_SOCKET_IFNAME": "=lo", "GLOO_SOCKET_IFNAME": "lo,eth0"}}}),
     ("peer-write", {"nccl": {"pairs": {"0-1": {"access": False, "ok": None, "code": 0}}}}),
+    ("all-reduce-memory", {"nccl": {"env": {"PYTORCH_ALLOC_CONF": "expandable_segments:False"}}}),
+    (
+        "all-reduce-memory",
+        {"nccl": {"env": {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}}, "gpus": {"custom_all_reduce": False}},
+    ),
     ("gpu-topology", {"topology": {"links": {"0-1": "PIX"}, "p2p": {"0-1": "NS"}, "iommu": "on"}}),
     (
         "gpu-topology",

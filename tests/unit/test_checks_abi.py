@@ -386,6 +386,13 @@ FAULTS: list[tuple[str, Facts, str, Level, str]] = [
         "sm_90",
     ),
     (
+        "ROCm beside CUDA",
+        {"service": IDLE, "toolchain": {"hipcc": "/opt/rocm"}},
+        "jit-backend",
+        Level.BLOCK,
+        "/opt/rocm",
+    ),
+    (
         "CUDA_HOME that is gone",
         {"toolchain": {"cuda_home": {"source": "CUDA_HOME", "value": "/gone", "directory": False}}},
         "cuda-home",

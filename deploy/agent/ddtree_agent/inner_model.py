@@ -100,6 +100,9 @@ def describe(config: Dict[str, Any]) -> Dict[str, Any]:
     scaling = _dict(text.get("rope_scaling")) or rope
     quantization = config.get("quantization_config") or text.get("quantization_config")
     found: Dict[str, Any] = {key: text.get(key) for key in _PLAIN.split()}
+    joined = config.get("eagle_aux_hidden_state_layer_ids") or _dict(config.get("eagle_config")).get(
+        "eagle_aux_hidden_state_layer_ids"
+    )
     dflash = dict(_dict(config.get("dflash_config")))
     for key in ("target_layer_ids", "block_size", "num_target_layers"):
         if key not in dflash and config.get(key) is not None:
@@ -123,6 +126,7 @@ def describe(config: Dict[str, Any]) -> Dict[str, Any]:
         rope_parameters_theta=rope.get("rope_theta"),
         rope_factor=scaling.get("factor"),
         rope_original=scaling.get("original_max_position_embeddings"),
+        eagle_layers=len(joined) if isinstance(joined, list) and joined else None,
         dflash={key: dflash.get(key) for key in wanted} if dflash else None,
     )
     return found

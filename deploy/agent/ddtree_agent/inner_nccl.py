@@ -8,9 +8,10 @@ import glob
 import os
 from typing import Any, Dict, List, Optional
 
-#: NCCL's own switches and where they send traffic: no secret, and each changes what a check means.
+#: NCCL's own switches, where they send traffic, and how torch allocates what ranks share: no secret, and each changes
+#: what a check means.
 _TOLD = ("NCCL_P2P_DISABLE", "NCCL_P2P_LEVEL", "NCCL_SHM_DISABLE", "NCCL_IB_DISABLE", "NCCL_SOCKET_IFNAME",
-         "GLOO_SOCKET_IFNAME")  # fmt: skip
+         "GLOO_SOCKET_IFNAME", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")  # fmt: skip
 SHM = "/dev/shm"
 #: As in inner_cuda.py, whose text is not here: less left than this, and a context could make the running server fail.
 ROOM = 3 << 30

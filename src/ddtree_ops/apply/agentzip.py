@@ -20,7 +20,9 @@ SHARED = (
     "watch_motion.py",
     "watch_unit.py",
     "signatures.py",
+    "log_record.py",
     "log_text.py",
+    "raised.py",
     "xid.py",
     "signatures.json",
 )

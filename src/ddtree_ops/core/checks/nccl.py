@@ -37,7 +37,7 @@ class Pair:
 
 @dataclass(frozen=True)
 class Nccl:
-    """infiniband: its devices. env: NCCL_* of the unit."""
+    """infiniband: its devices. env: NCCL_* of the unit, and torch's allocator."""
 
     shm: Shm | None
     infiniband: tuple[str, ...]
