@@ -22,6 +22,8 @@ _ANY = "pasted"
 _STUCK, _FLAT = "S80", "S74"
 #: Looked for only where nothing else is known of a line, and before its level is cut off with what precedes it.
 _LEVEL = "Y05"
+#: A line that no rule knows: what it says is all that is known.
+_WORDLESS, _SAID = ("Y02", "Y03", "Y04", "Y05", "X02"), 160
 _FLAT_MIN, _FLAT_SURE, _FLAT_BOUND = 3, 6, 1.05
 _LONGEST = 8000  # a line longer than that (user text, all arguments) has its meaning at its beginning
 _OUTSIDE_ENGINE = frozenset({"transport"})
@@ -39,13 +41,16 @@ _ENGINE = re.compile(
     r"|\(EngineCore\w* pid=|Application startup complete"
 )
 #: What other servers than SGLang say when they serve; SGLang says it before its warm-up, and "ready to roll" after.
-_SERVES = re.compile(r"Application startup complete|Uvicorn running on")
+#: In quotes it is only spoken of.
+_SERVES = re.compile(r"(?<![`'\"])(?:Application startup complete|Uvicorn running on)")
 _SGLANG = re.compile(r"server_args=|\bsglang\b|Load weight begin|\b(?:TP|DP|EP|PP)\d+\] ")
 #: The first line of a start of another server than SGLang.
 _BEGINS = re.compile(r"vLLM API server version \S+")
 _DONE = re.compile(r"\bends?\b|\b100%")
 _STOPPING = re.compile(r"\bStopping \S+")
 _NOTHING_YET = ("refused",)
+#: A health check that says no is what follows from any other wait, and from its own first words.
+_REFUSES = "health-busy"
 _ANSWERED = re.compile(r"\" 200\b|HTTP/[\d.]+ 200\b|\b200 OK\b|\bis (?:up|ready|healthy)\b")
 
 
@@ -236,7 +241,7 @@ class Reader:
             self._moves = None if groups["done"] == groups["all"] else seen
         elif signature.reason == "start-up":
             self._moves = None if _DONE.search(text) else seen
-        else:
+        elif self._waits is None or signature.reason != _REFUSES:
             self._waits = seen
 
     def _statistics(self, text: str) -> None:
@@ -324,11 +329,18 @@ class Reader:
 
     def _of(self, best: Evidence, verdict: str) -> Diagnosis:
         reason = f"{best.id or 'Y02'} {best.reason}"
-        return Diagnosis(verdict, best.hint, reason, best.line, best.context, self._run.best_phase)
+        hint = self._with_words(best.id, best.hint, best.line)
+        return Diagnosis(verdict, hint, reason, best.line, best.context, self._run.best_phase)
 
     def _told(self, verdict: str, seen: _Seen) -> Diagnosis:
         reason = f"{seen.signature.id} {seen.signature.reason}"
-        return Diagnosis(verdict, seen.signature.hint, reason, seen.line, seen.context, self._phase)
+        hint = self._with_words(seen.signature.id, seen.signature.hint, seen.line)
+        return Diagnosis(verdict, hint, reason, seen.line, seen.context, self._phase)
+
+    def _with_words(self, known: str, hint: str, line: str) -> str:
+        """A hint that names no cause of its own repeats the line's words, which do."""
+        own = known in _WORDLESS and hint == self._by_id[known].hint
+        return f"{hint}: {line[:_SAID].rstrip()}" if own else hint
 
 
 def _anywhere(signature: Signature) -> Signature:
