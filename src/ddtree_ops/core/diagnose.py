@@ -49,6 +49,8 @@ _BEGINS = re.compile(r"vLLM API server version \S+")
 _DONE = re.compile(r"\bends?\b|\b100%")
 _STOPPING = re.compile(r"\bStopping \S+")
 _NOTHING_YET = ("refused",)
+#: Its last count is not the end of its phase: what was read is still converted.
+_SHARDS = "P01"
 #: A health check that says no is what follows from any other wait, and from its own first words.
 _REFUSES = "health-busy"
 _ANSWERED = re.compile(r"\" 200\b|HTTP/[\d.]+ 200\b|\b200 OK\b|\bis (?:up|ready|healthy)\b")
@@ -238,7 +240,8 @@ class Reader:
         counted = signature.pattern.search(text)
         groups = counted.groupdict() if counted else {}
         if "done" in groups:
-            self._moves = None if groups["done"] == groups["all"] else seen
+            over = groups["done"] == groups["all"] and signature.id != _SHARDS
+            self._moves = None if over else seen
         elif signature.reason == "start-up":
             self._moves = None if _DONE.search(text) else seen
         elif self._waits is None or signature.reason != _REFUSES:
