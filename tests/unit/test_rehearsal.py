@@ -57,11 +57,24 @@ def test_the_release_keeps_its_own_flags_and_gets_the_small_ones_once() -> None:
     assert found.argv[:3] == PYTHON
 
 
+def test_nothing_of_it_reaches_what_the_live_server_shares_with_others() -> None:
+    """KV of dummy weights in a store is read by the live server: the keys are the served name and the tokens."""
+    stores = ["--hicache-storage-backend", "file", "--hicache-storage-backend-extra-config", '{"a": 1}']
+    events = ["--kv-events-config", '{"publisher": "zmq", "endpoint": "tcp://router:5557"}']
+    served = ["--served-model-name", "qwen", "--enable-hierarchical-cache", "--hicache-size", "200"]
+    found = made(*stores, *events, "--enable-lmcache", *served, "--disaggregation-mode", "null")
+    told = " ".join(found.argv)
+    assert all(word not in told for word in ("storage", "file", "kv-events", "router", "lmcache", "200"))
+    assert "--served-model-name qwen --enable-hierarchical-cache" in told
+
+
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
         (["--nnodes", "2"], "several hosts"),
         (["--load-format", "gguf"], "no dummy"),
+        (["--disaggregation-mode", "decode"], "servers of their own"),
+        (["--checkpoint-engine-wait-weights-before-ready"], "somebody sends"),
     ],
 )
 def test_what_cannot_be_rehearsed_says_why(flags: list[str], said: str) -> None:
