@@ -7,6 +7,8 @@ compiled stays in the caches for the real start.
 import os
 import socket
 import time
+from concurrent.futures import ThreadPoolExecutor
+from http.client import HTTPException
 from typing import Any, Dict, NamedTuple, Optional, Tuple, Union
 
 from . import (
@@ -28,11 +30,14 @@ from .layout import Layout
 from .observe import Observer, signatures
 from .wire import AgentError, send
 
-#: Failures that say no more than that there was too little memory beside the live server (core.signatures' reasons).
-NO_ROOM = ("cuda-oom", "memory-pool", "oom-kill", "host-memory")
+#: Failures that say no more than that there was too little memory beside the live server (core.signatures' reasons);
+#: "gpu-shared": the engine refuses GPUs whose free memory differs by a tenth, as beside another server it may.
+NO_ROOM = ("cuda-oom", "memory-pool", "state-pool", "oom-kill", "host-memory", "gpu-shared", "memory-taken")
 #: Where its port is looked for: below the ephemeral range, which is other programs' for their connections.
 PORTS = (31000, 32000)
 _TICK_S, _BEAT_S = 0.25, 2.0
+#: A process that answers no more: so long for the watch to see that it died, and of what.
+_AFTERMATH_S = 5.0
 Found = Dict[str, Any]
 
 
@@ -76,6 +81,10 @@ def rehearse(layout: Layout, request: Found, keep: Tuple[str, ...]) -> Found:
         )
     if room.why_not() is not None:
         return _not("DOES_NOT_FIT", str(room.why_not()), room)
+    if not cpu and rehearsal_room.split():
+        return _not(
+            "NOT_POSSIBLE", "a GPU is split (MIG): what is free of the live server's slice is unknown"
+        )
     try:
         made = _checkpoints(case)
         return _not("NOT_POSSIBLE", made) if isinstance(made, str) else _run(case, room, made, keep)
@@ -117,13 +126,17 @@ def _run(case: Case, room: rehearsal_room.Room, made: Found, keep: Tuple[str, ..
         for word in case.request["argv"]
     ]
     observer = Observer(rehearsal_unit.name(layout), port, f"file:{rehearsal_unit.log(case.folder)}")
+    limits = reducer.Limits(**case.request["limits"])
+    watch = reducer.start(limits, reducer.Expect(**case.request["expect"]), signatures())
     answers: Optional[Found] = None
     try:
         with rehearsal_room.Guard(room, case.visible, lambda: rehearsal_unit.kill(layout)) as guard:
             rehearsal_unit.start(layout, case.request, case.show, case.launch.interpreter, case.folder, argv)
-            verdict, phases = _watch(case, observer)
+            verdict, phases = _watch(case, observer, watch)
             if verdict["verdict"] == "PASS":
                 answers, verdict = _ask(port, verdict)
+                if answers is None:  # a scheduler that ran out of memory says so in its log alone
+                    verdict = _watch(case, observer, watch, _AFTERMATH_S)[0] or verdict
     finally:
         observer.close()
         lines = _tail(case)
@@ -133,6 +146,10 @@ def _run(case: Case, room: rehearsal_room.Room, made: Found, keep: Tuple[str, ..
     if guard.ended or verdict.get("reason") in NO_ROOM:
         said = "the live server's share was touched" if guard.ended else verdict.get("line")
         return _not("DOES_NOT_FIT", f"does not fit beside the live server: {said}", room, memory)
+    if verdict.get("reason") == "start-timeout":  # RuntimeMaxSec=: `cap` is a phase's limit in a real start
+        return _not(
+            "NOT_POSSIBLE", f"it took longer than timeouts.cap ({limits.cap:g} s) in all", room, memory
+        )
     if verdict["verdict"] != "PASS":
         _refuse(case, verdict, lines, keep)
     seconds = round(time.monotonic() - began, 1)
@@ -140,13 +157,13 @@ def _run(case: Case, room: rehearsal_room.Room, made: Found, keep: Tuple[str, ..
     return {**passed, "answers": answers, "memory": memory}
 
 
-def _watch(case: Case, observer: Observer) -> Tuple[Found, Dict[str, float]]:
-    """The watch's verdict on this start, and the seconds of its phases."""
-    limits = reducer.Limits(**case.request["limits"])
-    watch = reducer.start(limits, reducer.Expect(**case.request["expect"]), signatures())
+def _watch(
+    case: Case, observer: Observer, watch: reducer.Watch, most: Optional[float] = None
+) -> Tuple[Found, Dict[str, float]]:
+    """The watch's next verdict on this start, and the seconds of its phases; {} where none came in `most` seconds."""
     phases: Dict[str, float] = {}
-    beat = 0.0
-    while True:
+    begun = beat = time.monotonic()
+    while most is None or time.monotonic() - begun < most:
         for event in watch.observe(observer.observe()):
             if event["ev"] == "verdict":
                 return evidence.told(case.layout, event), phases
@@ -155,17 +172,32 @@ def _watch(case: Case, observer: Observer) -> Tuple[Found, Dict[str, float]]:
                 send(
                     {"ev": "note", "text": f"rehearsal: {event['phase']} passed in {event['seconds']:.1f} s"}
                 )
-        if time.monotonic() - beat > _BEAT_S:
-            beat = time.monotonic()
-            send({"ev": "beat"})  # an operator who went away is noticed here
+        beat = _beat(beat)
         time.sleep(_TICK_S)
+    return {}, phases
+
+
+def _beat(last: float) -> float:
+    """When the last beat went out. An operator who went away is noticed here (BrokenPipeError)."""
+    if time.monotonic() - last <= _BEAT_S:
+        return last
+    send({"ev": "beat"})
+    return time.monotonic()
 
 
 def _ask(port: int, verdict: Found) -> Tuple[Optional[Found], Found]:
     send({"ev": "note", "text": "rehearsal: a few answers, each token against the target's own"})
+    pool, beat = ThreadPoolExecutor(1), time.monotonic()
     try:
-        answers = rehearsal_answers.compare(rehearsal_answers.over_http(port))
-    except (OSError, ValueError) as error:
+        asked = pool.submit(rehearsal_answers.compare, rehearsal_answers.over_http(port))
+        while not asked.done():
+            beat = _beat(beat)
+            time.sleep(_TICK_S)
+    finally:
+        pool.shutdown(wait=False)  # its requests end with the server
+    try:
+        answers = asked.result()
+    except (OSError, ValueError, HTTPException) as error:
         line = f"{type(error).__name__}: {error}"
         return None, _failed(verdict, "generation-failed", line, "it does not answer requests")
     if answers["ok"]:
@@ -184,6 +216,13 @@ def _failed(verdict: Found, reason: str, line: str, hint: str) -> Found:
 
 def _unharmed(layout: Layout, before: observe_env.HostState, live: Found, verdict: Found) -> None:
     """Raise AgentError where the host or the live server did not stand it: that is the news, whatever the verdict."""
+    if verdict["verdict"] != "PASS" and service.shutting_down():
+        raise AgentError(
+            "unreachable",
+            "the host is shutting down: the rehearsal was ended with it",
+            meaning="nothing was stopped by us; the release lies there, not yet judged",
+            next="deploy again when the host is back",
+        )
     faults, now = observe_env.faults(before, observe_env.look()), _live(layout)
     said = f"; the rehearsal had said: {verdict['line']}" if verdict.get("line") else ""
     if faults:
@@ -205,6 +244,14 @@ def _unharmed(layout: Layout, before: observe_env.HostState, live: Found, verdic
 
 
 def _refuse(case: Case, verdict: Found, lines: "list[str]", keep: Tuple[str, ...]) -> None:
+    if verdict["verdict"] == "ENV":
+        raise AgentError(
+            "precondition",
+            f"the host, not the release, ended the rehearsal in phase {verdict['phase']} ({verdict['reason']})",
+            evidence=verdict.get("line") or None,
+            meaning=f"{verdict['hint']}; the running service was not touched, and the release stays",
+            next="mend what the line above names; then deploy again",
+        )
     report = {"rehearsal": verdict, "log": lines}
     store.retire(case.layout, case.request["release"], case.request["txn"], report, keep)
     raise AgentError(

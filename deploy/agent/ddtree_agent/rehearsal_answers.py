@@ -19,8 +19,8 @@ Generate = Callable[[List[int], int], List[int]]
 
 
 def compare(generate: Generate) -> Dict[str, Any]:
-    """{prompts, tokens: compared, same, first: the first difference in words or null, ok}. Raises OSError or
-    ValueError where a request fails."""
+    """{prompts, tokens: compared, same, first: the first difference in words or null, ok}. Raises OSError,
+    ValueError or HTTPException where a request fails."""
     prompts = [
         [65 + (number * 7 + step * (number + 2)) % 50 for step in range(6 + number)]
         for number in range(PROMPTS)

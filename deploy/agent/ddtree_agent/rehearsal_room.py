@@ -59,6 +59,13 @@ def look(visible: Optional[str], ask: Callable[[List[str], float], Any] = nvidia
     return Room(int(least["free"]) << 20, int(least["total"]) << 20)
 
 
+def split() -> bool:
+    """Whether a GPU is in MIG mode: what `look` reads is then the whole card's, and a slice may be full."""
+    tool = nvidia_smi.find()
+    rows = nvidia_smi.query(tool, "gpu", ("mig.mode.current",), _LIMIT_S)["rows"] if tool else []
+    return any(row.get("mig.mode.current") == "Enabled" for row in rows)
+
+
 class Guard:
     """Looks once a second; calls `end` when less than half of the reserve is left on a GPU. A context manager."""
 
