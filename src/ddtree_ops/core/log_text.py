@@ -26,10 +26,15 @@ _ANSI = re.compile(
     r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ufeff]"
 )
 _SECRET = re.compile(
-    r"(?i)((?:api|admin|access|hf|auth)[-_]?\w*(?:key|token)['\"]?\s*[=:]\s*|--\S*(?:key|token)['\"]?[ =,]+|bearer\s+)"
-    r"('[^']*'|\"[^\"]*\"|[^\s,;)]+)"
+    r"(?i)((?:api|admin|access|hf|auth)[-_]?\w*(?:key|token)['\"]?\s*[=:]\s*"
+    r"|--\S*(?:key|token|password|secret)['\"]?[ =,]+"
+    r"|bearer\s+|authorization['\"]?\s*[=:]\s*['\"]?\w+\s+|(?:password|passwd|secret)['\"]?\s*[=:]\s*"
+    r"|[?&][\w-]*(?:token|key|secret|signature|sig)=|(?-i:\b[A-Z][A-Z0-9_]*_(?:TOKEN|KEY|SECRET))['\"]?\s*[=:]\s*)"
+    r"('[^']*'|\"[^\"]*\"|[^\s,;)&]+)"
 )
-_TOKEN = re.compile(r"\b(?:hf_|sk-)[A-Za-z0-9_-]{16,}")
+_TOKEN = re.compile(r"\b(?:hf_|sk-|gh[pousr]_|nvapi-|glpat-)[A-Za-z0-9_-]{16,}")
+#: The password in an address: https://name:password@host.
+_LOGIN = re.compile(r"(://[^/\s:@]*:)[^/\s@]+@")
 _WIDTH = 400
 
 
@@ -51,5 +56,5 @@ def bare(line: str) -> str:
 def clean(line: str) -> str:
     """`bare`, cut to a width that a report can hold, secrets blanked."""
     text = bare(line)
-    text = _TOKEN.sub("***", _SECRET.sub(r"\1***", text))
+    text = _LOGIN.sub(r"\1***@", _TOKEN.sub("***", _SECRET.sub(r"\1***", text)))
     return text if len(text) <= _WIDTH else text[: _WIDTH - 1] + "…"
