@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import socket
 import threading
+import time
 import zlib
 from collections.abc import Callable
 from http.client import IncompleteRead
@@ -13,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from ddtree_agent import rehearsal, rehearsal_answers, rehearsal_model, rehearsal_room, unitenv
-from ddtree_agent.layout import Layout
+from ddtree_agent import rehearsal, rehearsal_answers, rehearsal_model, rehearsal_room, rollout, unitenv
+from ddtree_agent.layout import Layout, locked
 from ddtree_agent.observe import signatures
 from ddtree_agent.wire import AgentError
 from ddtree_ops.core.diagnose import diagnose
@@ -358,13 +359,15 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[s
     monkeypatch.setattr(rehearsal.store, "retire", lambda _, digest, *__: retired.append(digest))
     monkeypatch.setattr(rehearsal.service, "shutting_down", lambda: False)
 
-    def ran(*verdicts: dict[str, Any], answers: Any = None) -> dict[str, Any]:
+    def ran(*verdicts: dict[str, Any], answers: Any = None, place: str = str(tmp_path)) -> dict[str, Any]:
         left = [*verdicts]
         monkeypatch.setattr(rehearsal, "_watch", lambda *_: (left.pop(0) if left else {}, {}))
         monkeypatch.setattr(rehearsal_answers, "compare", answers or (lambda _: {"ok": True, "same": 44}))
         del sent[:], retired[:]
         try:
-            found = rehearsal._run(case, rehearsal_room.Room(None, None), {"layers": 4}, ())
+            found = rehearsal._run(
+                case._replace(folder=place), rehearsal_room.Room(None, None), {"layers": 4}, ()
+            )
         except AgentError as error:
             found = {"verdict": "REFUSED", **error.fields}
         return {**found, "sent": [*sent], "retired": [*retired]}
@@ -436,6 +439,55 @@ def test_a_server_that_dies_while_it_answers_is_judged_by_its_log(run: Any) -> N
     found = run(PASS, answers=dies)
     assert "(generation-failed)" in found["what"]
     assert "IncompleteRead" in found["evidence"]
+
+
+def test_a_rollback_ends_a_rehearsal_and_nobody_is_blamed(
+    run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    killed: list[str] = []
+    monkeypatch.setattr(rehearsal.rehearsal_unit, "kill", lambda layout: killed.append(layout.service))
+    layout, other = Layout("sglang.service", str(tmp_path)), Layout("other.service", str(tmp_path))
+    assert not rehearsal.rehearsal_unit.give_way(layout, "you")
+    place = Path(rehearsal.rehearsal_unit.folder(layout, "3e8-abc"))
+    place.mkdir(parents=True)
+    assert not rehearsal.rehearsal_unit.give_way(other, "you")
+    assert killed == []
+    assert rehearsal.rehearsal_unit.gave_way(str(place)) is None
+    assert rehearsal.rehearsal_unit.give_way(layout, "you@desk")
+    assert killed == ["sglang.service"]
+    found = run(verdict("FAIL", "signal-9"), place=str(place))
+    assert (found["kind"], found["retired"]) == ("locked", [])
+    assert "for a rollback by you@desk" in found["what"]
+
+
+@pytest.mark.parametrize(("kind", "goes_on"), [("undo", True), ("deploy", False)])
+def test_only_a_rollback_goes_before_a_rehearsal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, goes_on: bool
+) -> None:
+    """The rehearsal's agent holds the lock until its unit is stopped."""
+    layout, killed, held = Layout("sglang.service", str(tmp_path)), threading.Event(), threading.Event()
+    Path(rehearsal.rehearsal_unit.folder(layout, "3e8-abc")).mkdir(parents=True)
+    monkeypatch.setattr(rehearsal.rehearsal_unit, "kill", lambda _: killed.set())
+
+    def rehearsing() -> None:
+        with locked(layout, "rehearsal by you"):
+            held.set()
+            killed.wait(5)
+            time.sleep(1)
+
+    def inside(_: Layout) -> None:
+        raise InterruptedError  # the lock is ours: no need to go on
+
+    monkeypatch.setattr(rollout, "settle", inside)
+    monkeypatch.setattr(rollout.hold, "refuse", lambda _: None)
+    other = threading.Thread(target=rehearsing)
+    other.start()
+    held.wait(5)
+    with pytest.raises(InterruptedError if goes_on else AgentError):
+        rollout.begin(layout, {"kind": kind, "who": "me"}, "")
+    assert killed.is_set() is goes_on
+    killed.set()
+    other.join()
 
 
 def test_an_operator_who_went_away_is_noticed_while_it_answers(

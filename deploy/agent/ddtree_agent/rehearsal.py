@@ -140,7 +140,15 @@ def _run(case: Case, room: rehearsal_room.Room, made: Found, keep: Tuple[str, ..
     finally:
         observer.close()
         lines = _tail(case)
+        wanted_back = rehearsal_unit.gave_way(case.folder)
         rehearsal_unit.end(layout)
+    if wanted_back is not None:
+        raise AgentError(
+            "locked",
+            f"the rehearsal was ended for a rollback by {wanted_back}",
+            meaning="nothing was stopped by the rehearsal; the release lies there, not yet judged",
+            next="ddtree-ops status, then type the same command again when it has ended",
+        )
     _unharmed(layout, before, live, verdict)
     memory = {"free": room.free, "least_free": guard.least}
     if guard.ended or verdict.get("reason") in NO_ROOM:

@@ -14,6 +14,10 @@ from .wire import AgentError
 _HOST_SHARE = 0.8
 _STOP_S = 20.0
 _PREFIX = "rehearsal-"
+#: In its folder: who wants the service back.
+_WAY = "gave-way"
+#: Until a rehearsal that gave way has released the lock: it stops its unit and looks at the host once more.
+GIVES_WAY_S = 60.0
 #: systemd-run expands `$` and `%` in arguments, so they come from a file.
 _EXEC = "import json,os;a=json.load(open({path}));os.execvp(a[0],a)"
 
@@ -89,13 +93,32 @@ def kill(layout: Layout) -> None:
     systemd.ctl("kill", "--signal=SIGKILL", name(layout))
 
 
+def give_way(layout: Layout, who: str) -> bool:
+    """End a rehearsal for a rollback, which waits for nobody; its agent tells its operator. Whether there was one."""
+    left = _left(layout)
+    for entry in left:
+        try:
+            with open(os.path.join(layout.staging, entry, _WAY), "w", encoding="utf-8") as file:
+                file.write(who)
+        except OSError:
+            pass  # it ended meanwhile, or a full disk: it is killed all the same
+    if left:
+        kill(layout)
+    return bool(left)
+
+
+def gave_way(place: str) -> Optional[str]:
+    """For whom a rehearsal was ended; None where for nobody."""
+    try:
+        with open(os.path.join(place, _WAY), encoding="utf-8") as file:
+            return file.read()
+    except OSError:
+        return None
+
+
 def end(layout: Layout) -> None:
     """End a rehearsal, ours or one whose operator was cut off, and remove what it ran from."""
-    left = [
-        entry
-        for entry in (os.listdir(layout.staging) if os.path.isdir(layout.staging) else [])
-        if entry.startswith(_PREFIX) and entry.partition(".")[2] == layout.service
-    ]
+    left = _left(layout)
     if not left:
         return
     unit = name(layout)
@@ -107,6 +130,15 @@ def end(layout: Layout) -> None:
     systemd.ctl("reset-failed", unit)
     for entry in left:
         remove_tree(os.path.join(layout.staging, entry), layout.staging)
+
+
+def _left(layout: Layout) -> List[str]:
+    """The folders of this service's rehearsals, one that runs or one whose agent was killed."""
+    return [
+        entry
+        for entry in (os.listdir(layout.staging) if os.path.isdir(layout.staging) else [])
+        if entry.startswith(_PREFIX) and entry.partition(".")[2] == layout.service
+    ]
 
 
 def _available() -> Optional[int]:
