@@ -213,9 +213,16 @@ def smi(text: str, status: int = 0) -> Any:
     return lambda argv, limit: (status, text)
 
 
-def look(monkeypatch: pytest.MonkeyPatch, text: str, visible: str | None = None, status: int = 0) -> Any:
+def look(
+    monkeypatch: pytest.MonkeyPatch,
+    text: str,
+    takes: str | rehearsal_room.Takes | None = None,
+    status: int = 0,
+) -> Any:
     monkeypatch.setattr(rehearsal_room.nvidia_smi, "find", lambda: "/usr/bin/nvidia-smi")
-    return rehearsal_room.look(visible, smi(text, status))
+    if not isinstance(takes, rehearsal_room.Takes):
+        takes = rehearsal_room.Takes(takes)
+    return rehearsal_room.look(takes, smi(text, status))
 
 
 TWO = "0, GPU-aaaa, 20000, 143771\n1, GPU-bbbb, 9000, 143771\n"
@@ -230,9 +237,19 @@ def test_the_fullest_gpu_that_the_service_sees_counts(monkeypatch: pytest.Monkey
     assert look(monkeypatch, TWO, status=124) is None
 
 
+def test_a_gpu_that_the_server_does_not_take_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another service fills GPU 1; this one runs at tp 1 on GPU 0, and nothing sets CUDA_VISIBLE_DEVICES."""
+    full = TWO.replace("9000", "40")
+    takes = rehearsal_room.Takes(None, 0, 1)
+    assert look(monkeypatch, full, takes).free == 20000 << 20
+    assert look(monkeypatch, full, rehearsal_room.Takes(None, 1, 1)).free == 40 << 20
+    assert look(monkeypatch, full, rehearsal_room.Takes("1,0", 1, 1)).free == 20000 << 20
+    assert look(monkeypatch, full, rehearsal_room.Takes(None, 0, None)).free == 40 << 20
+
+
 def test_a_host_without_gpus_has_no_limit_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rehearsal_room.nvidia_smi, "find", lambda: None)
-    room = rehearsal_room.look(None)
+    room = rehearsal_room.look(rehearsal_room.Takes(None))
     assert room is not None
     assert (room.free, room.why_not(), room.fraction()) == (None, None, "0.5")
 
@@ -252,7 +269,7 @@ def test_what_may_be_taken_leaves_the_live_server_its_reserve() -> None:
 def test_the_guard_ends_a_rehearsal_that_comes_near_and_no_other() -> None:
     ended: list[bool] = []
     room = rehearsal_room.Room(24 * GIB, 140 * GIB)
-    guard = rehearsal_room.Guard(room, None, lambda: ended.append(True))
+    guard = rehearsal_room.Guard(room, rehearsal_room.Takes(None), lambda: ended.append(True))
     for free in (20 * GIB, 2 * GIB):
         guard.take(rehearsal_room.Room(free, 140 * GIB))
     guard.take(None)  # a hung nvidia-smi is no evidence

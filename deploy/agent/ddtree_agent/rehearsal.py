@@ -15,6 +15,7 @@ from . import (
     evidence,
     observe_env,
     probe,
+    probe_gpu,
     probe_unit,
     rehearsal_answers,
     rehearsal_model,
@@ -52,8 +53,12 @@ class Case(NamedTuple):
     folder: str
 
     @property
-    def visible(self) -> Optional[str]:
-        return self.variables.get("CUDA_VISIBLE_DEVICES")
+    def takes(self) -> rehearsal_room.Takes:
+        asked = probe_gpu.asked_for(self.launch)
+        one_by_one = self.launch.value("--gpu-id-step") in (None, "1")
+        return rehearsal_room.Takes(
+            self.variables.get("CUDA_VISIBLE_DEVICES"), asked["base"], asked["need"] if one_by_one else None
+        )
 
 
 def rehearse(layout: Layout, request: Found, keep: Tuple[str, ...]) -> Found:
@@ -74,7 +79,7 @@ def rehearse(layout: Layout, request: Found, keep: Tuple[str, ...]) -> Found:
     place = rehearsal_unit.folder(layout, request["txn"])
     case = Case(layout, request, show, launch, rehearsal_unit.variables(request, show), place)
     cpu = launch.value("--device") == "cpu"
-    room = rehearsal_room.Room(None, None) if cpu else rehearsal_room.look(case.visible)
+    room = rehearsal_room.Room(None, None) if cpu else rehearsal_room.look(case.takes)
     if room is None:
         return _not(
             "NOT_POSSIBLE", "nvidia-smi gives no answer, so what is free beside the live server is unknown"
@@ -130,7 +135,7 @@ def _run(case: Case, room: rehearsal_room.Room, made: Found, keep: Tuple[str, ..
     watch = reducer.start(limits, reducer.Expect(**case.request["expect"]), signatures())
     answers: Optional[Found] = None
     try:
-        with rehearsal_room.Guard(room, case.visible, lambda: rehearsal_unit.kill(layout)) as guard:
+        with rehearsal_room.Guard(room, case.takes, lambda: rehearsal_unit.kill(layout)) as guard:
             rehearsal_unit.start(layout, case.request, case.show, case.launch.interpreter, case.folder, argv)
             verdict, phases = _watch(case, observer, watch)
             if verdict["verdict"] == "PASS":
