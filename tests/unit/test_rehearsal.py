@@ -9,6 +9,7 @@ import time
 import zlib
 from collections.abc import Callable
 from http.client import IncompleteRead
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -293,6 +294,35 @@ def answer(prompt: list[int], tokens: int) -> list[int]:
 def test_the_targets_own_tokens_pass() -> None:
     found = rehearsal_answers.compare(answer)
     assert (found["ok"], found["same"], found["tokens"], found["first"]) == (True, 44, 44, None)
+
+
+def test_what_a_tree_left_in_the_prefix_cache_is_not_what_it_is_held_against() -> None:
+    """A tree that commits KV of another path: the cache would give the same wrong KV to the prefill of that prefix."""
+    cache: dict[tuple[Any, ...], int] = {}
+
+    class Server(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            prompt, tokens = body["input_ids"], body["sampling_params"]["max_new_tokens"]
+            out: list[int] = []
+            for _ in range(tokens):
+                key = (body.get("extra_key"), *prompt, *out)
+                # from its fourth token on a tree's KV, and with it the next token, is another's
+                spoilt = token([*prompt, *out]) + (tokens > 1 and len(out) > 3)
+                out.append(cache.setdefault(key, spoilt))
+            data = json.dumps({"output_ids": out}).encode()
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(data)))
+            self.end_headers()
+            self.wfile.write(data)
+
+        def log_message(self, *_: Any) -> None: ...
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Server) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        found = rehearsal_answers.compare(rehearsal_answers.over_http(server.server_address[1]))
+        server.shutdown()
+    assert (found["ok"], found["tokens"]) == (False, 44)
 
 
 def test_one_near_tie_passes() -> None:

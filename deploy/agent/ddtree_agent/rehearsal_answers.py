@@ -1,8 +1,8 @@
 """A few answers of a rehearsal, each token held against the target's own: what a prefill of the same prefix gives.
 
-A prefill runs no draft and no tree, so it is the chain that a tree must follow. Dummy weights hardly look at their
-context: what this sees are kernels that give nonsense on this GPU, and commits that lose or double a token. It does not
-see a wrong mask; a shadow rollout and the parity gate are for that.
+A prefill runs no draft and no tree, and takes no KV that one left: it is the chain that a tree must follow. Dummy
+weights hardly look at their context: what this sees are kernels that give nonsense on this GPU, and commits that lose
+or double a token. It does not see a wrong mask; a shadow rollout and the parity gate are for that.
 """
 
 import json
@@ -53,7 +53,9 @@ def over_http(port: int) -> Generate:
 
     def generate(prompt: List[int], tokens: int) -> List[int]:
         sampling = {"temperature": 0, "max_new_tokens": tokens, "ignore_eos": True}
-        body = json.dumps({"input_ids": prompt, "sampling_params": sampling}).encode()
+        # answers and prefills share no prefix in the engine's cache: else both would rest on KV that a tree committed
+        asked = {"input_ids": prompt, "sampling_params": sampling, "extra_key": f"rehearsal-{tokens}"}
+        body = json.dumps(asked).encode()
         request = urllib.request.Request(
             f"http://127.0.0.1:{port}/generate", body, {"Content-Type": "application/json"}
         )
