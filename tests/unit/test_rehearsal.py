@@ -250,9 +250,17 @@ def test_a_gpu_that_the_server_does_not_take_does_not_count(monkeypatch: pytest.
 
 def test_a_host_without_gpus_has_no_limit_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rehearsal_room.nvidia_smi, "find", lambda: None)
+    monkeypatch.setattr(rehearsal_room.glob, "glob", lambda _: [])
     room = rehearsal_room.look(rehearsal_room.Takes(None))
     assert room is not None
     assert (room.free, room.why_not(), room.fraction()) == (None, None, "0.5")
+
+
+def test_gpus_that_nobody_can_look_at_are_not_rehearsed_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A container with the nodes and without nvidia-smi: half of the GPU would be taken, and no guard would look."""
+    monkeypatch.setattr(rehearsal_room.nvidia_smi, "find", lambda: None)
+    monkeypatch.setattr(rehearsal_room.glob, "glob", lambda _: ["/dev/nvidia0"])
+    assert rehearsal_room.look(rehearsal_room.Takes(None)) is None
 
 
 def test_what_may_be_taken_leaves_the_live_server_its_reserve() -> None:

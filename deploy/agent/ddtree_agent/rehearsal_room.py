@@ -1,5 +1,7 @@
 """What of the GPUs a rehearsal may take beside the live server, and the watch that ends it when it takes more."""
 
+import glob
+import os
 import threading
 from typing import Any, Callable, Dict, List, NamedTuple, Optional
 
@@ -52,10 +54,10 @@ class Takes(NamedTuple):
 
 
 def look(takes: Takes, ask: Callable[[List[str], float], Any] = nvidia_smi.ask) -> Optional[Room]:
-    """The room now on the GPUs that the server takes. None where nvidia-smi gives no answer."""
+    """The room now on the GPUs that the server takes. None where there are GPUs and nvidia-smi gives no answer."""
     tool = nvidia_smi.find()
     if tool is None:
-        return Room(None, None)
+        return None if glob.glob("/dev/nvidia[0-9]*") or os.path.exists("/dev/dxg") else Room(None, None)
     status, text = ask(
         [tool, "--query-gpu=index,uuid,memory.free,memory.total", "--format=csv,noheader,nounits"], _LIMIT_S
     )
