@@ -272,7 +272,7 @@ class Live:
     def cuda(self) -> bool | None:
         """Whether the server is told to run on GPUs: False for --device cpu, None where its arguments do not say."""
         device = self.launch.device if isinstance(self.launch, Launch) else None
-        return None if device is None else device.startswith("cuda")
+        return device.startswith("cuda") if isinstance(device, str) else None
 
 
 Raw = Mapping[str, Any]
@@ -313,7 +313,7 @@ def _known(probe: Raw, name: str, build: Callable[[Raw], T]) -> T | Unknown:
         return Unknown(str(raw["error"]))
     try:
         return build(raw)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except Exception as error:  # whatever a reader trips over: the host said something else than agreed
         return Unknown(f"the probe's answer does not fit: {type(error).__name__} {error}")
 
 
