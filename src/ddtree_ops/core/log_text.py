@@ -23,6 +23,9 @@ _SECRET = re.compile(
 )
 _TOKEN = re.compile(r"\b(?:hf_|sk-)[A-Za-z0-9_-]{16,}")
 _WIDTH = 400
+#: Of a line longer than that (a prompt, a body, all arguments) the beginning tells what it is. Two hundred patterns
+#: search each line, and some take the square of its length.
+LONGEST = 4000
 
 
 def plain(line: str) -> str:
@@ -31,8 +34,8 @@ def plain(line: str) -> str:
 
 
 def bare(line: str) -> str:
-    """`plain`, and without what a journal, a container or a launcher writes in front of the line."""
-    text = plain(line)
+    """The beginning of the line, `plain`, and without what a journal, a container or a launcher writes before it."""
+    text = plain(line[:LONGEST])
     for _ in range(3):  # docker in front of torchrun in front of vLLM
         text, found = _STAMP.subn("", text, count=1)
         if not found:
