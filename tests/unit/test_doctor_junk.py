@@ -65,7 +65,7 @@ def test_one_junk_fact_anywhere_costs_no_preflight() -> None:
 def test_a_fact_that_a_rule_cannot_judge_is_unknown(
     place: tuple[str, ...], value: Any, rule: str, level: Level
 ) -> None:
-    found = [one for one in examine(_with(healthy.HEALTHY_H200, place, value), healthy.WANTED)]
+    found = examine(_with(healthy.HEALTHY_H200, place, value), healthy.WANTED)
     said = [one for one in found if one.rule == rule and one.level is not Level.OK]
     assert said, [one.rule for one in found if one.level is not Level.OK]
     assert said[0].level is level

@@ -4,9 +4,11 @@ Imports, kernels, graph capture, NCCL and a few answers are those of the release
 compiled stays in the caches for the real start.
 """
 
+import errno
 import os
 import socket
 import time
+from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Any, Dict, NamedTuple, Optional, Tuple, Union
 
 from . import (
@@ -33,6 +35,8 @@ NO_ROOM = ("cuda-oom", "memory-pool", "oom-kill", "host-memory")
 #: Where its port is looked for: below the ephemeral range, which is other programs' for their connections.
 PORTS = (31000, 32000)
 _TICK_S, _BEAT_S = 0.25, 2.0
+#: How long a server that does not answer has to say why, or to end: a killed scheduler takes it down within 2 s.
+_DEATH_S = 6.0
 Found = Dict[str, Any]
 
 
@@ -60,6 +64,7 @@ def rehearse(layout: Layout, request: Found, keep: Tuple[str, ...]) -> Found:
     Raises AgentError(precondition) where the release fails, and keeps its evidence; where the host or the live server
     broke; BrokenPipeError where the operator went away.
     """
+    send({"ev": "beat"})  # from now on a line that ends was cut: the agent did start
     store.verify(layout, request["release"])
     rehearsal_unit.end(layout)
     show = systemd.show(layout.service, probe_unit.properties())
@@ -77,7 +82,12 @@ def rehearse(layout: Layout, request: Found, keep: Tuple[str, ...]) -> Found:
     if room.why_not() is not None:
         return _not("DOES_NOT_FIT", str(room.why_not()), room)
     try:
-        made = _checkpoints(case)
+        try:
+            made = _checkpoints(case)
+        except OSError as error:
+            if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
+                raise
+            made = f"the small checkpoint cannot be made: {error}"
         return _not("NOT_POSSIBLE", made) if isinstance(made, str) else _run(case, room, made, keep)
     finally:
         rehearsal_unit.end(layout)
@@ -117,13 +127,17 @@ def _run(case: Case, room: rehearsal_room.Room, made: Found, keep: Tuple[str, ..
         for word in case.request["argv"]
     ]
     observer = Observer(rehearsal_unit.name(layout), port, f"file:{rehearsal_unit.log(case.folder)}")
+    limits = reducer.Limits(**case.request["limits"])
+    watch = reducer.start(limits, reducer.Expect(**case.request["expect"]), signatures())
     answers: Optional[Found] = None
     try:
         with rehearsal_room.Guard(room, case.visible, lambda: rehearsal_unit.kill(layout)) as guard:
             rehearsal_unit.start(layout, case.request, case.show, case.launch.interpreter, case.folder, argv)
-            verdict, phases = _watch(case, observer)
+            verdict, phases = _watch(case, observer, watch)
             if verdict["verdict"] == "PASS":
-                answers, verdict = _ask(port, verdict)
+                answers, verdict = _ask(case, port, verdict)
+                if answers is None:
+                    verdict = _cause(case, observer, watch) or verdict
     finally:
         observer.close()
         lines = _tail(case)
@@ -140,10 +154,8 @@ def _run(case: Case, room: rehearsal_room.Room, made: Found, keep: Tuple[str, ..
     return {**passed, "answers": answers, "memory": memory}
 
 
-def _watch(case: Case, observer: Observer) -> Tuple[Found, Dict[str, float]]:
+def _watch(case: Case, observer: Observer, watch: reducer.Watch) -> Tuple[Found, Dict[str, float]]:
     """The watch's verdict on this start, and the seconds of its phases."""
-    limits = reducer.Limits(**case.request["limits"])
-    watch = reducer.start(limits, reducer.Expect(**case.request["expect"]), signatures())
     phases: Dict[str, float] = {}
     beat = 0.0
     while True:
@@ -161,13 +173,32 @@ def _watch(case: Case, observer: Observer) -> Tuple[Found, Dict[str, float]]:
         time.sleep(_TICK_S)
 
 
-def _ask(port: int, verdict: Found) -> Tuple[Optional[Found], Found]:
+def _cause(case: Case, observer: Observer, watch: reducer.Watch) -> Optional[Found]:
+    """What the watch says of a server that stopped answering: its log knows more than a closed connection does."""
+    until = time.monotonic() + _DEATH_S
+    while time.monotonic() < until:
+        for event in watch.observe(observer.observe()):
+            if event["ev"] == "verdict" and event["verdict"] != "PASS":
+                return evidence.told(case.layout, event)
+        time.sleep(_TICK_S)
+    return None
+
+
+def _ask(case: Case, port: int, verdict: Found) -> Tuple[Optional[Found], Found]:
     send({"ev": "note", "text": "rehearsal: a few answers, each token against the target's own"})
-    try:
-        answers = rehearsal_answers.compare(rehearsal_answers.over_http(port))
-    except (OSError, ValueError) as error:
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(rehearsal_answers.compare, rehearsal_answers.over_http(port))
+        try:
+            while not wait([asked], _BEAT_S).done:
+                send({"ev": "beat"})
+        except BaseException:
+            rehearsal_unit.kill(case.layout)  # or its answers would be waited for
+            raise
+    error = asked.exception()
+    if isinstance(error, (OSError, ValueError)):
         line = f"{type(error).__name__}: {error}"
         return None, _failed(verdict, "generation-failed", line, "it does not answer requests")
+    answers = asked.result()
     if answers["ok"]:
         return answers, verdict
     line = (

@@ -1,5 +1,6 @@
 """What of the GPUs a rehearsal may take beside the live server, and the watch that ends it when it takes more."""
 
+import os
 import threading
 from typing import Any, Callable, Dict, List, Optional
 
@@ -10,6 +11,8 @@ GIB = 1 << 30
 LEAST = 2 * GIB
 #: The share for weights and pools; the rest is for graphs and activations.
 STATIC = 0.7
+#: Of NVIDIA's driver, and of AMD's.
+DEVICES = ("/dev/nvidiactl", "/dev/kfd")
 _EVERY_S, _LIMIT_S = 1.0, 10.0
 
 
@@ -44,10 +47,11 @@ class Room:
 
 
 def look(visible: Optional[str], ask: Callable[[List[str], float], Any] = nvidia_smi.ask) -> Optional[Room]:
-    """The room now. visible: CUDA_VISIBLE_DEVICES of the service. None where nvidia-smi gives no answer."""
+    """The room now. visible: CUDA_VISIBLE_DEVICES of the service. None where nvidia-smi gives no answer, or is missing
+    though a GPU is."""
     tool = nvidia_smi.find()
     if tool is None:
-        return Room(None, None)
+        return None if any(os.path.exists(device) for device in DEVICES) else Room(None, None)
     status, text = ask(
         [tool, "--query-gpu=index,uuid,memory.free,memory.total", "--format=csv,noheader,nounits"], _LIMIT_S
     )

@@ -14,7 +14,7 @@ from .wire import AgentError
 _HOST_SHARE = 0.8
 _STOP_S = 20.0
 _PREFIX = "rehearsal-"
-#: systemd-run expands `$` and `%` in arguments, so they come from a file.
+#: systemd-run expands `$` and `%` in arguments, so they come from a file. -I: no json.py of the working directory's.
 _EXEC = "import json,os;a=json.load(open({path}));os.execvp(a[0],a)"
 
 
@@ -72,7 +72,7 @@ def start(
     command += ["--property=Nice=10", "--property=CPUWeight=10", "--property=OOMScoreAdjust=900"]
     memory = _available()
     command += [f"--property=MemoryMax={int(memory * _HOST_SHARE)}"] if memory else []
-    command += ["--", interpreter, "-c", _EXEC.format(path=json.dumps(words))]
+    command += ["--", interpreter, "-I", "-c", _EXEC.format(path=json.dumps(words))]
     status, out, err = sandbox.run(command, 60, b"", env)
     if status != 0:
         raise AgentError(
@@ -90,15 +90,16 @@ def kill(layout: Layout) -> None:
 
 
 def end(layout: Layout) -> None:
-    """End a rehearsal, ours or one whose operator was cut off, and remove what it ran from."""
+    """End a rehearsal, ours or one whose operator was cut off, and remove what it ran from. It may run without a folder
+    (gc takes what an interrupted operation left)."""
     left = [
         entry
         for entry in (os.listdir(layout.staging) if os.path.isdir(layout.staging) else [])
         if entry.startswith(_PREFIX) and entry.partition(".")[2] == layout.service
     ]
-    if not left:
-        return
     unit = name(layout)
+    if not left and service.facts(unit).get("ActiveState", "inactive") in ("inactive", "failed"):
+        return
     kill(layout)
     systemd.ctl("stop", unit)
     until = time.monotonic() + _STOP_S
