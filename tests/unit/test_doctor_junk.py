@@ -58,15 +58,29 @@ def test_one_junk_fact_anywhere_costs_no_preflight() -> None:
     ("place", "value", "rule", "level"),
     [
         (("storage", "opt", "bytes"), None, "disk", Level.WARN),
+        (("storage", "opt", "read_only"), None, "disk", Level.WARN),
         (("abi", "torch", "cuda"), True, "cuda-build", Level.WARN),
         (("session", "python"), None, "systemd", Level.WARN),
+        (("service", "masked"), None, "unit", Level.WARN),
+        (("model", "target", "missing_shards"), "none", "model", Level.WARN),
+        (("launch", "device"), -1, "interpreter", Level.BLOCK),
+        (("gpus", "tool"), 7, "gpu-visible", Level.BLOCK),
     ],
 )
-def test_a_fact_that_a_rule_cannot_judge_is_unknown(
+def test_a_fact_of_another_kind_is_unknown(
     place: tuple[str, ...], value: Any, rule: str, level: Level
 ) -> None:
     found = examine(_with(healthy.HEALTHY_H200, place, value), healthy.WANTED)
     said = [one for one in found if one.rule == rule and one.level is not Level.OK]
     assert said, [one.rule for one in found if one.level is not Level.OK]
     assert said[0].level is level
-    assert said[0].evidence.startswith("unknown: the probe's answer does not fit")
+    assert "the probe's answer does not fit" in said[0].evidence
+
+
+def test_a_rule_that_trips_costs_itself_alone() -> None:
+    """Of the right kind and no sense: a version of torch that is none."""
+    found = examine(_with(healthy.HEALTHY_H200, ("abi", "torch", "cuda"), ""), healthy.WANTED)
+    said = [one for one in found if "does not fit" in one.evidence]
+    assert said
+    assert {one.level for one in said} <= {Level.WARN, Level.BLOCK}
+    assert any(one.level is Level.OK for one in found)

@@ -21,6 +21,7 @@ from . import (
     rehearsal_room,
     rehearsal_unit,
     service,
+    smoke,
     store,
     systemd,
     unitenv,
@@ -142,6 +143,7 @@ def _run(case: Case, room: rehearsal_room.Room, made: Found, keep: Tuple[str, ..
         observer.close()
         lines = _tail(case)
         rehearsal_unit.end(layout)
+    verdict = smoke.redacted(verdict, _held(case))
     _unharmed(layout, before, live, verdict)
     memory = {"free": room.free, "least_free": guard.least}
     if guard.ended or verdict.get("reason") in NO_ROOM:
@@ -280,4 +282,11 @@ def _tail(case: Case) -> "list[str]":
             text = file.read().decode("utf-8", "replace")
     except OSError:
         return []
+    for value in _held(case):
+        text = text.replace(value, "***")
     return evidence.scrub(case.layout, text).splitlines()[-200:]
+
+
+def _held(case: Case) -> "list[str]":
+    """Values of the operator's own files of secrets, which we neither keep nor know by another way."""
+    return smoke.secrets(case.variables, case.launch.args)

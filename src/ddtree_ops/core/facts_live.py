@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from ddtree_ops.core.checks.rule import Section
+from ddtree_ops.core.fits import misfit
 
 T = TypeVar("T")
 
@@ -312,7 +313,9 @@ def _known(probe: Raw, name: str, build: Callable[[Raw], T]) -> T | Unknown:
     if raw.get("error"):
         return Unknown(str(raw["error"]))
     try:
-        return build(raw)
+        built = build(raw)
+        wrong = misfit(built)
+        return Unknown(f"the probe's answer does not fit: {wrong}") if wrong else built
     except Exception as error:  # whatever a reader trips over: the host said something else than agreed
         return Unknown(f"the probe's answer does not fit: {type(error).__name__} {error}")
 
