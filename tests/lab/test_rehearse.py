@@ -112,6 +112,19 @@ def test_what_does_not_fit_is_a_verdict_and_no_failure(rig: Rig) -> None:
     assert rig.serving() == "DDTREE"
 
 
+def test_a_port_that_somebody_takes_meanwhile_blames_nobody(rig: Rig) -> None:
+    fatal = (
+        "[Errno 98] error while attempting to bind on address ('127.0.0.1', 31000): address already in use"
+    )
+    rig.scenario(
+        {"when": REHEARSAL, "then": {"log": {"serve": [f"ERROR:    {fatal}"]}, "exit_main": {"serve": 1}}}
+    )
+    run = rig.cli("deploy", "--rehearse")
+    assert run.rc == 0, run.err
+    assert "not rehearsed: its port was taken meanwhile" in run.err
+    assert rig.serving() == "DDTREE"
+
+
 def test_an_operator_who_is_cut_off_leaves_no_rehearsal_behind(rig: Rig) -> None:
     rig.scenario({"when": REHEARSAL, "then": {"hang": "weights"}})
     pid, running = rig.host.main_pid(), rig.start("deploy", "--rehearse")

@@ -206,6 +206,10 @@ def test_the_port_is_one_that_the_engine_takes_and_nobody_holds() -> None:
         holder.listen()
         second = rehearsal.free_port()
     assert first != second
+    one, other = rehearsal.free_port("sglang.service"), rehearsal.free_port("second.service")
+    assert one != other
+    assert min(one, other) >= rehearsal.PORTS[0]
+    assert max(one, other) < rehearsal.PORTS[1]
     assert max(first, second) + 10000 <= 65535
 
 

@@ -98,8 +98,8 @@ def gpu() -> Dict[str, Any]:
 
 
 def user(show: Dict[str, str]) -> Dict[str, Any]:
-    """The service's user and whether it exists. One that systemd makes up (DynamicUser=) does while the service runs, and
-    is in no database of a host without libnss-systemd."""
+    """The service's user and whether it exists. One that systemd makes up (DynamicUser=) does while the service
+    runs, and is in no database of a host without libnss-systemd."""
     name = show.get("User") or "root"
     try:
         found = pwd.getpwuid(int(name)) if name.isdigit() else pwd.getpwnam(name)

@@ -8,6 +8,7 @@ import errno
 import os
 import socket
 import time
+import zlib
 from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Any, Dict, NamedTuple, Optional, Tuple, Union
 
@@ -120,7 +121,7 @@ def _checkpoints(case: Case) -> Union[Found, str]:
 
 
 def _run(case: Case, room: rehearsal_room.Room, made: Found, keep: Tuple[str, ...]) -> Found:
-    layout, port = case.layout, free_port()
+    layout, port = case.layout, free_port(case.layout.service)
     before, live, began = observe_env.look(), _live(layout), time.monotonic()
     words = {**made, "port": port, "fraction": room.fraction()}
     argv = [
@@ -149,6 +150,8 @@ def _run(case: Case, room: rehearsal_room.Room, made: Found, keep: Tuple[str, ..
     if guard.ended or verdict.get("reason") in NO_ROOM:
         said = "the live server's share was touched" if guard.ended else verdict.get("line")
         return _not("DOES_NOT_FIT", f"does not fit beside the live server: {said}", room, memory)
+    if verdict.get("reason") == "port-taken":  # we chose it: no fault of the release
+        return _not("NOT_POSSIBLE", f"its port was taken meanwhile: {verdict.get('line')}", room, memory)
     if verdict["verdict"] != "PASS":
         _refuse(case, verdict, lines, keep)
     seconds = round(time.monotonic() - began, 1)
@@ -260,10 +263,14 @@ def _live(layout: Layout) -> Found:
     return {"state": facts.get("ActiveState", "unknown"), "pid": facts.get("MainPID", "0")}
 
 
-def free_port() -> int:
+def free_port(service: str = "") -> int:
     """A port of 127.0.0.1 that nobody listens on. SGLang 0.5.11 also wants 10000 above it to be a port, and takes some
-    more within 1000. Raises AgentError where there is none."""
-    for port in range(*PORTS):
+    more within 1000; it listens at the end of its start, so two services' rehearsals begin to look at different places.
+    Raises AgentError where there is none."""
+    first, end = PORTS
+    begin = zlib.crc32(service.encode()) % (end - first)
+    ports: "list[int]" = [*range(first + begin, end), *range(first, first + begin)]
+    for port in ports:
         with socket.socket() as made:
             made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
