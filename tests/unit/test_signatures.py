@@ -212,6 +212,12 @@ def test_source_text_in_a_traceback_is_no_evidence() -> None:
         '{"admin_api_key": "s3cr3tvalue"}',
         "Authorization: Bearer s3cr3tvalue",
         "HF_TOKEN=hf_s3cr3tvaluexxxxxxxxxxxxxx",
+        "ssl_keyfile_password='s3cr3tvalue', x=2",
+        "--ssl-keyfile-password s3cr3tvalue",
+        "POSTGRES_PASSWORD=s3cr3tvalue",
+        '{"client_secret": "s3cr3tvalue"}',
+        "Authorization: Basic s3cr3tvalue",
+        "Looking in indexes: https://me:s3cr3tvalue@pypi.example/simple",
     ],
 )
 def test_no_secret_survives_quoting(line: str) -> None:
@@ -220,6 +226,18 @@ def test_no_secret_survives_quoting(line: str) -> None:
 
 def test_capacity_numbers_are_no_secret() -> None:
     line = "max_total_num_tokens=32768, chunked_prefill_size=8192, max_running_requests=8"
+    assert clean(line) == line
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "sudo: a password is required",
+        "Permission denied (publickey,password).",
+        "basic scheduling of requests; http://[::1]:30000/generate",
+    ],
+)
+def test_words_about_secrets_are_none(line: str) -> None:
     assert clean(line) == line
 
 

@@ -18,10 +18,12 @@ _ANSI = re.compile(
     r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ufeff]"
 )
 _SECRET = re.compile(
-    r"(?i)((?:api|admin|access|hf|auth)[-_]?\w*(?:key|token)['\"]?\s*[=:]\s*|--\S*(?:key|token)['\"]?[ =,]+|bearer\s+)"
+    r"(?i)((?:api|admin|access|hf|auth)[-_]?\w*(?:key|token)['\"]?\s*[=:]\s*"
+    r"|--\S*(?:key|token|passw(?:or)?d|secret)['\"]?[ =,]+"
+    r"|bearer\s+|authorization['\"]?\s*[=:]\s*['\"]?basic\s+|(?:passw(?:or)?d|secret)['\"]?\s*[=:]\s*)"
     r"('[^']*'|\"[^\"]*\"|[^\s,;)]+)"
 )
-_TOKEN = re.compile(r"\b(?:hf_|sk-)[A-Za-z0-9_-]{16,}")
+_TOKEN = re.compile(r"\b(?:hf_|sk-)[A-Za-z0-9_-]{16,}|(?<=://)[^/\s:@]{1,80}:[^/\s@]{1,200}(?=@)")
 _WIDTH = 400
 #: Of a line longer than that (a prompt, a body, all arguments) the beginning tells what it is. Two hundred patterns
 #: search each line, and some take the square of its length.
