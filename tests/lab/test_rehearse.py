@@ -125,6 +125,16 @@ def test_a_port_that_somebody_takes_meanwhile_blames_nobody(rig: Rig) -> None:
     assert rig.serving() == "DDTREE"
 
 
+def test_a_rehearsal_without_end_says_whose_limit_ended_it(rig: Rig) -> None:
+    rig.configure(timeouts={"cap": 15})
+    rig.scenario({"when": REHEARSAL, "then": {"slow": {"weights": 300}}})
+    try:
+        text = refused(rig, "the release fails its rehearsal in phase weights")
+    finally:
+        rig.configure()
+    assert "the rehearsal had not ended after 15 s" in text
+
+
 def test_an_operator_who_is_cut_off_leaves_no_rehearsal_behind(rig: Rig) -> None:
     rig.scenario({"when": REHEARSAL, "then": {"hang": "weights"}})
     pid, running = rig.host.main_pid(), rig.start("deploy", "--rehearse")

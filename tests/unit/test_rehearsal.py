@@ -83,6 +83,7 @@ def test_what_belongs_to_the_live_server_or_its_weights_goes(theirs: list[str]) 
         (["--load-format", "gguf"], "no dummy"),
         (["--disaggregation-mode", "prefill"], "answers nothing by itself"),
         (["--encoder-only"], "answers nothing by itself"),
+        (["--served-model-name", "{port}"], "uses for itself"),
     ],
 )
 def test_what_cannot_be_rehearsed_says_why(flags: list[str], said: str) -> None:

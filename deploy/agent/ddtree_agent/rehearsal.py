@@ -152,6 +152,9 @@ def _run(case: Case, room: rehearsal_room.Room, made: Found, keep: Tuple[str, ..
         return _not("DOES_NOT_FIT", f"does not fit beside the live server: {said}", room, memory)
     if verdict.get("reason") == "port-taken":  # we chose it: no fault of the release
         return _not("NOT_POSSIBLE", f"its port was taken meanwhile: {verdict.get('line')}", room, memory)
+    if verdict.get("reason") == "start-timeout":  # of its unit, which is ours (RuntimeMaxSec=)
+        cap = f"{case.request['limits']['cap']:g} s (timeouts.cap in hosts.yaml)"
+        verdict = {**verdict, "hint": f"the rehearsal had not ended after {cap}"}
     if verdict["verdict"] != "PASS":
         _refuse(case, verdict, lines, keep)
     seconds = round(time.monotonic() - began, 1)
