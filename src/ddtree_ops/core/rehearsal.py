@@ -8,7 +8,6 @@ from typing import Any
 
 from ddtree_ops.core.modes import Rehearsal, scan
 
-
 #: What the host fills in.
 _WORDS = ("{target}", "{draft}", "{port}", "{fraction}", "{layers}")
 
