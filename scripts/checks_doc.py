@@ -20,7 +20,8 @@ HEAD = """\
 
 `ddtree-ops doctor`, `plan` and `deploy` ask the host once and hold it against these rules, before anything stops. OK:
 it holds. WARN: a risk, or nobody could look. BLOCK: nothing is stopped (exit 3). What is unknown is never OK; where the
-arguments say cuda, not knowing a fact about GPUs blocks, and with `--device cpu` those rules are not asked.
+arguments say cuda, or nothing on a host that shows an NVIDIA GPU, not knowing a fact about GPUs blocks, and with
+`--device cpu` those rules are not asked.
 
 `ddtree-ops doctor --explain RULE` prints one of them. A rule that may be waived is let pass for one host in hosts.yaml,
 with the reason, which `plan` shows and the host's history keeps:

@@ -104,6 +104,7 @@ CASES: dict[str, tuple[str, tuple[str, ...], float, str, str]] = {
     "requests": ("dense27", TREE, 24, "requests", "FAILED"),
     "tight": ("dense27", TREE, 5, "", "DOES_NOT_FIT"),
     "none": ("dense27", TREE, 2, "", "DOES_NOT_FIT"),
+    "squeeze": ("dense27", TREE, 24, "squeeze", "DOES_NOT_FIT"),
 }
 
 
@@ -167,7 +168,7 @@ class Bench:
         for name in ("systemctl", "systemd-run"):
             (self.root / "bin" / name).symlink_to(HERE / "systemd_shim.py")
         os.environ["PATH"] = f"{self.root / 'bin'}:{os.environ['PATH']}"
-        self.hog: subprocess.Popen[str] | None = None
+        self.hogs: list[subprocess.Popen[str]] = []
 
     def models(self) -> None:
         """Configs of full size beside the tiny pair's tokenizer; no weights."""
@@ -186,7 +187,7 @@ class Bench:
         overlay = release / "overlay"
         shutil.copytree(Path(self.args.site) / "sglang", overlay / "sglang", symlinks=True)
         shutil.copytree(Path(self.args.patch) / "sglang", overlay / "sglang", dirs_exist_ok=True)
-        if broken:
+        if broken in BREAKS:
             path, old, new = BREAKS[broken]
             file = overlay / "sglang/srt/speculative" / path
             text = file.read_text()
@@ -244,19 +245,33 @@ class Bench:
         """Hold GPU memory until about `gib` GiB are free on each GPU."""
         if self.args.device != "cuda":
             return
-        if self.hog:
-            self.hog.kill()
-            self.hog.wait()
+        self.release_memory()
+        self.hogs.append(self.hold(gib))
+
+    def squeeze(self) -> None:
+        """In the middle of a rehearsal somebody else takes all but 1 GiB: less than half of the reserve."""
+        time.sleep(20)
+        self.hogs.append(self.hold(1))
+
+    def release_memory(self) -> None:
+        while self.hogs:
+            hog = self.hogs.pop()
+            hog.kill()
+            hog.wait()
             time.sleep(2)
+
+    def hold(self, gib: float) -> subprocess.Popen[str]:
+        """A process that holds all but `gib` GiB of each GPU."""
         code = (
             "import torch,sys,time\nkept=[]\nfor d in range(torch.cuda.device_count()):\n"
             " torch.cuda.set_device(d); torch.zeros(1,device='cuda'); free,_=torch.cuda.mem_get_info(d)\n"
             f" kept.append(torch.empty(max(0,free-int({gib}*2**30)),dtype=torch.uint8,device='cuda'))\n"
             "print('held',flush=True)\ntime.sleep(10000)\n"
         )
-        self.hog = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
-        assert self.hog.stdout is not None
-        assert self.hog.stdout.readline().strip() == "held"
+        hog = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+        assert hog.stdout is not None
+        assert hog.stdout.readline().strip() == "held"
+        return hog
 
     def run(self, name: str, client: Client) -> bool:
         from ddtree_agent import rehearsal, store
@@ -289,6 +304,8 @@ class Bench:
         }  # fmt: skip
         store.verify = lambda *_: None  # type: ignore[assignment]
         client.take()
+        if broken == "squeeze":
+            threading.Thread(target=self.squeeze, daemon=True).start()
         began = time.monotonic()
         try:
             found = rehearsal.rehearse(Layout(UNIT, str(self.root)), request, (RELEASE,))
@@ -323,8 +340,7 @@ def main() -> int:
     print(f"live alone: {client.take()}", flush=True)
     passed = [bench.run(name, client) for name in bench.args.cases]
     client.stop()
-    if bench.hog:
-        bench.hog.kill()
+    bench.release_memory()
     subprocess.run(["systemctl", "kill", UNIT], check=False)
     print(f"{sum(passed)} passed, {len(passed) - sum(passed)} failed")
     return 0 if all(passed) else 1

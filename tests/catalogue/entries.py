@@ -208,11 +208,13 @@ def judge_log(entry: Entry) -> list[str]:
     wrong = []
     if said.get("verdict") != entry.verdict:
         wrong.append(f"verdict {said.get('verdict')}, not {entry.verdict}")
-    if entry.reason not in json.dumps(said.get("reason")):
+    if entry.reason != str(said.get("reason")).partition(" ")[2]:
         wrong.append(f"reason {said.get('reason')}, not {entry.reason}")
     hint = str(said.get("hint")).lower()
     missed = [name for name in entry.hint_names or () if name.lower() not in hint]
     wrong += [f"{name!r} is not named in the hint: {hint}" for name in missed]
+    if not said.get("line"):
+        wrong.append("no line is quoted")
     near = diagnose(entry.log_twin)
     if near.get("verdict") not in ("OK", "WAIT"):
         wrong.append(f"the twin is {near.get('verdict')} ({near.get('reason')}: {near.get('line')})")

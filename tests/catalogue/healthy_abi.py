@@ -91,7 +91,8 @@ SECTIONS: dict[str, Any] = {
             "accepts": {"90": True},
         }],
         "devices": [{"name": "NVIDIA H200", "cc": "9.0"}, {"name": "NVIDIA H200", "cc": "9.0"}], "devices_error": None,
-        "jit": {"jit_kernel": True, "flashinfer": True, "flashinfer_aot": False, "triton": True}, "backends": {},
+        "jit": {"jit_kernel": True, "flashinfer": True, "flashinfer_aot": False, "triton": True},
+        "hipcc": None, "backends": {},
     },
     "caches": {
         "home": "/root", "uid": 0, "boot": 1.0,

@@ -63,7 +63,7 @@ SECTIONS: dict[str, Any] = {
     "cuda": {
         "libcuda": {"path": f"/usr/lib/x86_64-linux-gnu/libcuda.so.{DRIVER}", "version": DRIVER, "error": None},
         "libnvml": {"path": f"/usr/lib/x86_64-linux-gnu/libnvidia-ml.so.{DRIVER}", "version": DRIVER, "error": None},
-        "compat": None, "nodes": dict.fromkeys(NODES), "symbols": {"cuGreenCtxStreamCreate": True}, "init": 0,
+        "compat": None, "nodes": dict.fromkeys(NODES), "init": 0,
         "driver_cuda": "13.0", "count": 2, "devices": [device(0), device(1)], "visible": None,
     },
     "driver": {
@@ -85,7 +85,7 @@ SECTIONS: dict[str, Any] = {
         "unit_active": True,
     },
     "nccl": {
-        "shm": {"size": 64 << 30, "free": 60 << 30, "writable": True, "entries": 8, "leftovers": 2}, "memlock": None,
+        "shm": {"size": 64 << 30, "free": 60 << 30, "writable": True, "entries": 8, "leftovers": 2},
         "infiniband": [], "interfaces": ["eth0", "lo"], "env": {},
         "pairs": {"0-1": {"access": True, "ok": True, "code": 0}}, "peer_error": None,
     },
@@ -105,3 +105,10 @@ SECTIONS_CPU: dict[str, Any] = {
     "gpu_processes": {"processes": [], "apps_known": False, "unit_active": True},
     "topology": {"asked": False},
 }  # fmt: skip
+#: Laid over a healthy document: nothing of NVIDIA's is to be seen.
+NO_NVIDIA = {
+    "gpu": {"present": False, "count": 0, "driver": None},
+    "gpus": {"cards": dict.fromkeys(BUSES), "pci": []},
+    "driver": {"module": None},
+    "devices": {"nodes": dict.fromkeys(NODES)},
+}

@@ -44,6 +44,10 @@ SECTIONS: dict[str, Any] = {
         },
         "transformers": "5.6.0",
     },
+    "checkpoint_code": {
+        "target": {"files": [], "missing": [], "elsewhere": [], "needs": [], "processor": []},
+        "draft": {"files": [], "missing": [], "elsewhere": [], "needs": [], "processor": []},
+    },
     "weights": {
         "target": {
             "format": "safetensors", "files": 5, "bytes": 16_381_516_808, "largest": 3_996_250_744,
@@ -80,5 +84,6 @@ SECTIONS_CPU: dict[str, Any] = {
         },
     },
     "checkpoints": {**SECTIONS["checkpoints"], "draft": None},
+    "checkpoint_code": {**SECTIONS["checkpoint_code"], "draft": None},
     "weights": {**SECTIONS["weights"], "draft": None},
 }  # fmt: skip

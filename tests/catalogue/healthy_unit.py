@@ -30,7 +30,7 @@ def command(**changed: Any) -> dict[str, Any]:
     """The shape of an Exec…= line with nothing against it."""
     found: dict[str, Any] = {
         "file": FRAGMENT, "line": 9, "key": "ExecStart", "program": PYTHON, "prefixes": "", "unset": [],
-        "optional_unset": [], "specifiers": [], "json": [], "open_quote": False,
+        "optional_unset": [], "specifiers": [], "json": [], "open_quote": False, "glued": [],
     }  # fmt: skip
     return {**found, **changed}
 
@@ -72,11 +72,21 @@ SECTIONS: dict[str, Any] = {
         ],
         "working_directory": {"path": "/", "optional": False, "exists": True, "written": "/"},
         "programs": [
-            {"path": PYTHON, "exists": True, "executable": True, "interpreter": None, "interpreter_exists": None}
+            {
+                "path": PYTHON, "exists": True, "executable": True, "runs": True, "interpreter": None,
+                "interpreter_exists": None,
+            }
         ],
         "notifies": False,
         "verify": {"status": 0, "lines": []},
         "journald": {"interval": None, "burst": None},
+        "paths": [
+            {"file": FRAGMENT, "line": 20, "key": "ReadWritePaths", "path": "/var/lib/llm", "exists": True},
+        ],
+        "conditions": [
+            {"file": FRAGMENT, "line": 3, "key": "ConditionPathExists", "path": "/v/bin/python3", "met": True},
+        ],
+        "units": [{"name": "mnt-models.mount", "tie": "Requires", "load": "loaded", "active": "active"}],
     },
     "sandbox": {
         "uid": 0,

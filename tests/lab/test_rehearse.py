@@ -12,6 +12,8 @@ from rig import UNIT, Rig
 pytestmark = [pytest.mark.lab, pytest.mark.tier("preflight")]
 #: What only a rehearsal has on its command line.
 REHEARSAL = {"load_format": "dummy"}
+#: The hang is reached and every note before it was sent: what notices a cut line from here on is the beat.
+HANGS = "sleep 1; grep -q 'Load weight begin' /opt/ddtree/staging/rehearsal-*/log"
 REHEARSAL_UNIT = f"ddtree-rehearsal-{UNIT}"
 
 
@@ -138,7 +140,7 @@ def test_a_rehearsal_without_end_says_whose_limit_ended_it(rig: Rig) -> None:
 def test_an_operator_who_is_cut_off_leaves_no_rehearsal_behind(rig: Rig) -> None:
     rig.scenario({"when": REHEARSAL, "then": {"hang": "weights"}})
     pid, running = rig.host.main_pid(), rig.start("deploy", "--rehearse")
-    rig.wait("pgrep -f load-forma[t]", 60)
+    rig.wait(HANGS, 60)
     rig.kill(running)
     rig.wait(f"! pgrep -f load-forma[t] && ! systemctl is-active {REHEARSAL_UNIT}", 30)
     assert rig.host.main_pid() == pid
@@ -149,7 +151,7 @@ def test_an_operator_who_is_cut_off_leaves_no_rehearsal_behind(rig: Rig) -> None
 def test_an_agent_that_is_killed_leaves_a_rehearsal_that_the_next_deploy_ends(rig: Rig) -> None:
     rig.scenario({"when": REHEARSAL, "then": {"hang": "weights"}})
     running = rig.start("deploy", "--rehearse")
-    rig.wait("pgrep -f load-forma[t]", 60)
+    rig.wait(HANGS, 60)
     rig.host.check(["sh", "-c", "pkill -KILL -f 'rehears[e]$'"])
     _out, err = running.communicate(timeout=60)
     assert running.returncode == 13, err

@@ -103,4 +103,5 @@ class Host:
         return envreceive.prepare(self.layout, {**self.request, "manifest": manifest})
 
     def receive(self, manifest: dict[str, Any], payload: Any) -> dict[str, Any]:
-        return envreceive.receive(self.layout, {**self.request, "runtime": manifest["runtime"]}, payload)
+        request = {**self.request, "runtime": manifest["runtime"], "from": "ct129"}
+        return envreceive.receive(self.layout, request, payload)

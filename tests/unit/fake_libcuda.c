@@ -42,4 +42,3 @@ int cuDeviceGetPCIBusId(char *to, int len, int d) { to[0] = 'a' + d; to[1] = 0; 
 int nvmlInit_v2(void) { return 0; }
 int nvmlDeviceGetHandleByPciBusId_v2(const char *bus, void **handle) { *handle = 0; return 0; }
 int nvmlDeviceGetMemoryInfo(void *handle, unsigned long long *to) { to[1] = said("free", 90000) * (1ull << 20); return 0; }
-int cuTensorMapEncodeTiled(void) { return 0; }

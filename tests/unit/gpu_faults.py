@@ -29,6 +29,14 @@ def card(bus: str = TWO, **fields: Any) -> Facts:
     return {"gpus": {"cards": {bus: fields}}}
 
 
+def infiniband(memlock: int, env: Facts | None = None, cards: tuple[str, ...] = ("mlx5_0",)) -> Facts:
+    """A host with InfiniBand whose service may lock so many bytes."""
+    return {
+        "nccl": {"infiniband": [*cards], "env": env or {}},
+        "sandbox": {"rlimits": {"memlock": [memlock, memlock]}},
+    }
+
+
 def smi(said: str, status: int = 1) -> Facts:
     return {"gpus": {"cards": {ONE: None, TWO: None}, "said": [said], "status": status}}
 
@@ -354,14 +362,14 @@ FAULTS: list[tuple[str, str, Facts, list[str]]] = [
     ("disk-errors", "WARN", event("disk", None, None, text="I/O error, dev sdb, sector 1"), ["smartctl"]),
     # who holds them
     (
-        "gpu-leftovers", "BLOCK",
+        "leftovers", "BLOCK",
         holders(stranger(engine=True, name="sglang::schedul", ppid=1, cgroup="/user.slice/user-0.slice/session-3.scope",
                          used={healthy_gpu.UUIDS[0]: 118000})),
         ["outside of any unit", "118000 MiB", "parent died", "kill -KILL 900"],
     ),
-    ("gpu-leftovers", "BLOCK", holders(*OURS, unit_active=False), ["not running", "systemctl kill"]),
-    ("gpu-leftovers", "BLOCK", holders(stranger(state="Z", engine=True, nodes=[])), ["not reaped"]),
-    ("gpu-leftovers", "BLOCK", holders(stranger(state="D")), ["state D", "reboot"]),
+    ("leftovers", "BLOCK", holders(*OURS, unit_active=False), ["not running", "systemctl kill"]),
+    ("leftovers", "BLOCK", holders(stranger(state="Z", engine=True, nodes=[])), ["not reaped"]),
+    ("leftovers", "BLOCK", holders(stranger(state="D")), ["state D", "reboot"]),
     (
         "gpu-strangers", "BLOCK",
         holders(*OURS, stranger(used={healthy_gpu.UUIDS[1]: 90000})),
@@ -382,11 +390,18 @@ FAULTS: list[tuple[str, str, Facts, list[str]]] = [
         {"gpus": {"need": 8}, "nccl": {"shm": {"size": 1 << 30, "free": 1 << 30}}},
         ["tp 8", "2048 MiB"],
     ),
-    ("memlock", "BLOCK", {"nccl": {"infiniband": ["mlx5_0"], "memlock": 65536}}, ["64 KiB", "LimitMEMLOCK=infinity"]),
+    ("limit-memlock", "BLOCK", infiniband(65536), ["mlx5_0", "64 KiB", "ibv_reg_mr", "LimitMEMLOCK=infinity"]),
+    ("limit-memlock", "WARN", infiniband(65536, cards=()), ["64 KiB", "mlock"]),
+    ("limit-memlock", "WARN", infiniband(65536, {"NCCL_IB_DISABLE": "1"}), ["64 KiB", "mlock"]),
     ("nccl-interface", "BLOCK", {"nccl": {"env": {"NCCL_SOCKET_IFNAME": "ens3"}}}, ["ens3", "eth0"]),
     ("nccl-interface", "BLOCK", {"nccl": {"env": {"GLOO_SOCKET_IFNAME": "eth"}}}, ["GLOO_SOCKET_IFNAME"]),
     ("nccl-interface", "WARN", {"nccl": {"env": {"NCCL_SOCKET_IFNAME": "lo"}, "interfaces": None}}, ["unknown"]),
     ("peer-write", "BLOCK", {"nccl": {"pairs": {"0-1": {"ok": False, "code": 719}}}}, ["error 719"]),
+    (
+        "all-reduce-memory", "WARN",
+        {"nccl": {"env": {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}}},
+        ["PYTORCH_ALLOC_CONF", "--disable-custom-all-reduce"],
+    ),
     ("peer-write", "WARN", {"nccl": {"pairs": {"0-1": {"ok": False, "code": 2}}}}, ["unknown"]),
     (
         "peer-write", "WARN",
@@ -450,19 +465,26 @@ NEAR: list[tuple[str, Facts]] = [
     ("device-reload", {"devices": {"engines": ["docker"]}}),
     ("gpu-xid", event("xid", 154, detail="None")),
     ("gpu-kernel", {"kernel_log": {"events": []}}),
-    ("gpu-leftovers", holders(*OURS)),
-    ("gpu-leftovers", holders(*OURS, dict(OURS[0], pid=120, state="Z", nodes=[], used={}))),
-    ("gpu-leftovers", holders(*OURS, stranger(engine=True, name="sglang::schedul"))),
-    ("gpu-leftovers", holders(*OURS, stranger(engine=True, name="python3", cgroup="/system.slice/docker-1.scope"))),
+    ("leftovers", holders(*OURS)),
+    ("leftovers", holders(*OURS, dict(OURS[0], pid=120, state="Z", nodes=[], used={}))),
+    ("leftovers", holders(*OURS, stranger(engine=True, name="sglang::schedul"))),
+    ("leftovers", holders(*OURS, stranger(engine=True, name="python3", cgroup="/system.slice/docker-1.scope"))),
     ("gpu-strangers", holders(*OURS, stranger(used={healthy_gpu.UUIDS[0]: 600}))),
     ("gpu-strangers", {"gpus": {"need": 1}, **holders(*OURS, stranger(used={healthy_gpu.UUIDS[1]: 90000}))}),
     ("gpu-memory", {**holders(*[dict(one, used={}) for one in OURS])}),
     ("gpu-memory", {**holders(), "gpus": {"cards": {ONE: {"memory.used": "600"}, TWO: {"memory.used": "0"}}}}),
-    ("memlock", {"nccl": {"infiniband": ["mlx5_0"], "memlock": 64 << 30}}),
+    ("limit-memlock", infiniband(64 << 30)),
+    ("limit-memlock", infiniband(1 << 30)),
+    ("limit-memlock", infiniband(512 << 20, {"NCCL_IB_DISABLE": "1"})),
     ("nccl-interface", {"nccl": {"env": {"NCCL_SOCKET_IFNAME": "eth"}}}),
     ("nccl-interface", {"nccl": {"env": {"NCCL_SOCKET_IFNAME": "^docker0,lo"}}}),
     ("nccl-interface", {"nccl": {"env": {"NCCL_SOCKET_IFNAME": "=lo", "GLOO_SOCKET_IFNAME": "lo,eth0"}}}),
     ("peer-write", {"nccl": {"pairs": {"0-1": {"access": False, "ok": None, "code": 0}}}}),
+    ("all-reduce-memory", {"nccl": {"env": {"PYTORCH_ALLOC_CONF": "expandable_segments:False"}}}),
+    (
+        "all-reduce-memory",
+        {"nccl": {"env": {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}}, "gpus": {"custom_all_reduce": False}},
+    ),
     ("gpu-topology", {"topology": {"links": {"0-1": "PIX"}, "p2p": {"0-1": "NS"}, "iommu": "on"}}),
     (
         "gpu-topology",

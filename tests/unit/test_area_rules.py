@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from healthy import HEALTHY_CPU, HEALTHY_H200, WANTED, overlaid
+from healthy_gpu import NO_NVIDIA
 
 from ddtree_ops.cli._findings import explained
 from ddtree_ops.core import doctor
@@ -63,14 +64,18 @@ def said(probe: dict[str, Any], waive: dict[str, str] | None = None) -> list[Fin
         ("h200", "cuda", {"turning": 0}, Level.BLOCK),
         ("h200", "cuda", {"error": "no answer in 5 s"}, Level.BLOCK),
         ("h200", "cuda", {"turning": "many"}, Level.BLOCK),
-        ("h200", None, None, Level.WARN),
+        ("h200", None, None, Level.BLOCK),  # without --device the engine takes the GPUs that it sees
+        ("none", None, None, Level.WARN),
+        ("none", "cuda", None, Level.BLOCK),
+        ("h200", "npu", {"turning": 0}, None),
         ("cpu", "cpu", {"turning": 0}, None),
     ],
 )
 def test_what_a_rule_about_gpus_says(
     on: str, device: str | None, raw: Any, level: Level | None, areas: pytest.MonkeyPatch
 ) -> None:
-    base = HEALTHY_H200 if on == "h200" else HEALTHY_CPU
+    bases = {"h200": HEALTHY_H200, "cpu": HEALTHY_CPU, "none": overlaid(HEALTHY_H200, NO_NVIDIA)}
+    base = bases[on]
     found = said(overlaid(base, {"launch": {"device": device}, "made-up": raw}))
     assert [finding.level for finding in found] == ([] if level is None else [level])
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,6 +17,8 @@ from ddtree_agent.layout import Layout
 from ddtree_agent.outcome import confirm
 from ddtree_agent.wire import AgentError
 from ddtree_ops.apply.attach import attach
+from ddtree_ops.cli import _run
+from ddtree_ops.cli.app import run
 from ddtree_ops.config.model import HostConfig
 from ddtree_ops.core.errors import HostLocked, OpsError, PreconditionFailed, RollbackFailed, RolledBack
 
@@ -100,6 +103,30 @@ def test_without_an_open_rollout_a_confirmed_last_one_is_success() -> None:
     last = {**LAST, "outcome": "confirmed"}
     ended = attached(Host({"open": None, "held_by": None, "last": last, "status": NOW}), [])
     assert (ended.joined, ended.outcome, ended.status) == (False, last, NOW)
+
+
+@pytest.mark.parametrize(("drift", "code"), [([], 0), (["sglang.service is failed: nothing serves"], 5)])
+def test_a_confirmed_last_rollout_on_a_host_that_drifted_is_exit_5(
+    drift: list[str],
+    code: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    last = {**LAST, "outcome": "confirmed"}
+    now = {
+        **NOW, "service": "sglang.service", "sub": "running", "main_pid": 7, "confirmed": {"release": "ab"},
+        "releases": [], "transaction": None, "held_by": None, "drift": drift,
+    }  # fmt: skip
+    host = Host({"open": None, "held_by": None, "last": last, "status": now})
+    monkeypatch.setattr(_run, "connector", lambda inventory, chosen: host.connect)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "hosts.yaml").write_text("version: 1\nhosts: {ct: {}}\n")
+    assert run(["attach", "--host", "ct", "--json"]) == code
+    out, err = capsys.readouterr()
+    assert json.loads(out)["status"]["drift"] == drift  # one document, also with the error
+    assert "no rollout is open; the last one" in err
+    assert ("the host has drifted since: sglang.service is failed" in err) is bool(drift)
 
 
 def test_a_host_where_nothing_ever_ran_is_no_success() -> None:

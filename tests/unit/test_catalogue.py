@@ -22,14 +22,18 @@ from entries import (
     variations,
 )
 
+from ddtree_ops import core
+from ddtree_ops.core.diagnose import diagnose
 from ddtree_ops.core.doctor import blocked, known
 from ddtree_ops.core.finding import Level
+from ddtree_ops.core.signatures import load as load_signatures
 
 pytestmark = pytest.mark.tier("preflight")
 ENTRIES = load()
 FACTS = [entry for entry in ENTRIES if entry.facts is not None]
 LOGS = [entry for entry in ENTRIES if entry.log is not None]
 VARIATIONS = list(variations())
+SIGNATURES = load_signatures((Path(core.__file__).parent / "signatures.json").read_text())
 
 
 @pytest.mark.parametrize("entry", FACTS, ids=lambda entry: f"{entry.family}-{entry.id}")
@@ -40,6 +44,16 @@ def test_a_report_is_found_before_the_stop(entry: Entry) -> None:
 @pytest.mark.parametrize("entry", LOGS, ids=lambda entry: f"{entry.family}-{entry.id}")
 def test_a_report_is_found_in_its_log(entry: Entry) -> None:
     assert judge_log(entry) == []
+
+
+@pytest.mark.parametrize("entry", LOGS, ids=lambda entry: f"{entry.family}-{entry.id}")
+def test_it_does_not_matter_how_its_log_was_pasted(entry: Entry) -> None:
+    lines = str(entry.log).split("\n")
+    said = diagnose(lines, SIGNATURES)
+    dressed = [f"\x1b[2m    {line}\x1b[0m\r" for line in lines]
+    for pasted in (dressed, [f"> {line}" for line in lines]):
+        again = diagnose(pasted, SIGNATURES)
+        assert (again.verdict, again.reason) == (said.verdict, said.reason), again
 
 
 @pytest.mark.parametrize("on", ["h200", "cpu"])

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from healthy import CORE, HEALTHY_CPU, HEALTHY_H200, WANTED, overlaid
 from healthy_abi import KERNEL_GROUPS, SECTIONS, SITE, TORCH_GROUPS, binary, place
+from healthy_gpu import NO_NVIDIA
 
 from ddtree_ops.core.checks import arch, binaries, caches, python_env, sources, toolchain
 from ddtree_ops.core.checks.arch import runs
@@ -385,6 +386,13 @@ FAULTS: list[tuple[str, Facts, str, Level, str]] = [
         "sm_90",
     ),
     (
+        "ROCm beside CUDA",
+        {"service": IDLE, "toolchain": {"hipcc": "/opt/rocm"}},
+        "jit-backend",
+        Level.BLOCK,
+        "/opt/rocm",
+    ),
+    (
         "CUDA_HOME that is gone",
         {"toolchain": {"cuda_home": {"source": "CUDA_HOME", "value": "/gone", "directory": False}}},
         "cuda-home",
@@ -426,7 +434,7 @@ FAULTS: list[tuple[str, Facts, str, Level, str]] = [
     ),
     (
         "no GPU is seen, and the arguments do not say",
-        {"launch": {"device": None}, "toolchain": {"devices": []}},
+        {**NO_NVIDIA, "launch": {"device": None}, "toolchain": {"devices": []}},
         "gpu-kernels",
         Level.WARN,
         "unknown",
@@ -551,6 +559,50 @@ def test_a_fault_is_found_and_named(facts: Facts, rule: str, level: Level, words
     assert found.level is level, found
     assert words in f"{found.evidence} {found.remedy}", found
     assert found.remedy or level is Level.WARN
+
+
+AB, PAB, DAB = "--attention-backend", "--prefill-attention-backend", "--decode-attention-backend"
+#: (backends, compute capability, whether 0.5.11 and its kernels run them there).
+BACKENDS: list[tuple[dict[str, str], str, bool]] = [
+    ({AB: "fa4"}, "7.5", False),
+    ({AB: "fa4"}, "12.0", True),
+    ({AB: "flashmla"}, "8.0", False),
+    ({AB: "flashmla"}, "12.0", False),
+    ({DAB: "flashmla"}, "9.0", True),
+    ({AB: "cutlass_mla"}, "9.0", False),
+    ({AB: "cutlass_mla"}, "10.0", True),
+    ({AB: "trtllm_mla"}, "9.0", False),
+    ({AB: "trtllm_mla"}, "12.0", True),
+    ({AB: "trtllm_mha"}, "9.0", False),
+    ({AB: "trtllm_mha"}, "10.3", True),
+    ({PAB: "trtllm_mha"}, "12.0", False),
+    ({DAB: "trtllm_mha"}, "12.0", True),
+    ({DAB: "trtllm_mha"}, "8.9", False),
+    ({AB: "trtllm_mha", PAB: "fa3"}, "9.0", True),
+    ({AB: "trtllm_mha", DAB: "fa3"}, "9.0", False),
+    ({AB: "trtllm_mha", PAB: "triton", DAB: "triton"}, "8.0", True),
+    ({AB: "dual_chunk_flash_attn"}, "10.0", False),
+    ({AB: "dual_chunk_flash_attn"}, "8.6", True),
+    ({"--speculative-draft-attention-backend": "fa3"}, "10.0", False),
+    ({"--sampling-backend": "fa3"}, "10.0", True),
+    ({AB: "aiter"}, "9.0", False),
+    ({AB: "intel_xpu"}, "9.0", False),
+    *[
+        ({AB: name}, "12.0", True)
+        for name in ("triton", "flashinfer", "torch_native", "flex_attention", "nsa")
+    ],
+]
+
+
+@pytest.mark.parametrize(
+    "given, cc, runs", BACKENDS, ids=[f"{'+'.join(c[0].values())}-{c[1]}" for c in BACKENDS]
+)
+def test_attention_backends_by_the_gpus_that_they_have_kernels_for(
+    given: dict[str, str], cc: str, runs: bool
+) -> None:
+    found = said({"toolchain": {"devices": [{"name": "X", "cc": cc}], "backends": given}}, "gpu-backend")
+    assert found.level is (Level.OK if runs else Level.BLOCK), found
+    assert runs or "triton" in str(found.remedy)
 
 
 NEAR: list[tuple[str, Facts, str]] = [

@@ -119,6 +119,26 @@ def test_a_tool_that_is_not_there_or_fails(tools: Path) -> None:
     assert "nvcc fatal: no" in judged("toolchain", seen, "nvcc").evidence
 
 
+OLD = "def _detect_gpu_backend():\n    try:\n        _find_rocm_home()\n        return 'hip'\n"
+NEW = "def _detect_gpu_backend():\n    import torch\n    _find_rocm_home()\n\n\ndef _other():\n    _find_rocm_home()\n"
+
+
+def test_an_older_tvm_ffi_beside_rocm_takes_hipcc(tools: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = tools / "site" / "tvm_ffi" / "cpp" / "extension.py"
+    source.parent.mkdir(parents=True)
+    (tools / "site/tvm_ffi/__init__.py").write_text("")
+    monkeypatch.setattr(inner_toolchain, "_where", lambda name: str(tools / "site" / name / "__init__.py"))
+    monkeypatch.setenv("ROCM_PATH", "/elsewhere/rocm")
+    source.write_text("\n" + NEW)
+    assert inner_toolchain._hipcc() is None, "it asks torch first"
+    source.write_text("\n" + OLD)
+    assert inner_toolchain._hipcc() == "ROCM_PATH=/elsewhere/rocm"
+    monkeypatch.setenv("TVM_FFI_GPU_BACKEND", "cuda")
+    assert inner_toolchain._hipcc() is None
+    monkeypatch.setenv("TVM_FFI_GPU_BACKEND", "hip")
+    assert inner_toolchain._hipcc() == "TVM_FFI_GPU_BACKEND=hip"
+
+
 def test_cuda_home_is_told_word_for_word(tools: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_HOME", f":{tools}/cuda")
     said = judged("toolchain", inner_toolchain.collect({}), "cuda-home")

@@ -7,10 +7,13 @@ from typing import Any
 
 import healthy_gpu
 import pytest
-from gpu_faults import FAULTS, NEAR, Facts, card, holders, stranger
+from gpu_faults import FAULTS, NEAR, ONE, Facts, card, holders, stranger
 from healthy import HEALTHY_CPU, HEALTHY_H200, WANTED, overlaid
+from healthy_gpu import NO_NVIDIA
 
 from ddtree_ops.core.doctor import AREA_RULES, examine
+from ddtree_ops.core.doctor import SECTIONS as SECTIONS_OF
+from ddtree_ops.core.facts_live import parse
 from ddtree_ops.core.finding import Finding, Level
 
 pytestmark = pytest.mark.tier("preflight")
@@ -49,7 +52,7 @@ def test_every_rule_has_a_fault_here_or_in_the_catalogue() -> None:
 def test_the_healthy_host_is_ok_throughout() -> None:
     seen = found({})
     assert {one.level for one in seen} == {Level.OK}
-    assert {one.rule for one in seen} == MINE - {"memlock", "cpu-fallback", "device-nested"}
+    assert {one.rule for one in seen} == MINE - {"cpu-fallback", "device-nested"}
 
 
 @pytest.mark.parametrize("section", SECTIONS)
@@ -58,12 +61,47 @@ def test_a_section_that_is_not_known_is_never_ok(section: str, raw: Any) -> None
     document = copy.deepcopy(HEALTHY_H200)
     document[section] = raw
     gpu = {rule.section.name: rule.section.gpu for rule in AREA_RULES}[section]
-    for device, level in (("cuda", Level.BLOCK if gpu else Level.WARN), (None, Level.WARN)):
+    for device, level in (
+        ("cuda", Level.BLOCK if gpu else Level.WARN),
+        (None, Level.BLOCK if gpu else Level.WARN),
+    ):
         document["launch"]["device"] = device
         rules = {rule.id for rule in AREA_RULES if rule.section.name == section}
         seen = [one for one in examine(document, WANTED) if one.rule in rules]
         assert {one.level for one in seen} == {level}, (device, seen)
         assert {one.rule for one in seen} == rules
+
+
+#: (what is seen on a host whose server has no --device, whether the engine would take a GPU there).
+SEEN: list[tuple[str, Facts, bool | None]] = [
+    ("nothing", {}, None),
+    ("the driver's version", {"gpu": {"driver": "580.1"}}, True),
+    ("a list by nvidia-smi", {"gpu": {"count": 1}}, True),
+    ("a card that answers", {"gpus": {"cards": {ONE: {"name": "NVIDIA H200"}}}}, True),
+    ("the driver's module", {"driver": {"module": "580.1"}}, True),
+    ("a node", {"devices": {"nodes": {"/dev/nvidia0": {"char": True}}}}, True),
+    (
+        "nodes without a GPU",
+        {"devices": {"nodes": {"/dev/nvidiactl": {"char": True}, "/dev/nvidia0": None}}},
+        None,
+    ),
+    ("a card on the bus", {"gpus": {"pci": [{"bus": ONE, "driver": "nvidia", "dead": False}]}}, True),
+    (
+        "a virtual machine's card",
+        {"gpus": {"pci": [{"bus": ONE, "driver": "vfio-pci", "dead": False}]}},
+        None,
+    ),
+    ("a driver whose tool hangs", {"gpu": {"error": "no answer in 45 s", "driver": "580.1"}}, True),
+    ("junk", {"gpus": {"pci": "x", "cards": []}, "driver": [], "devices": {"nodes": [1]}, "gpu": None}, None),
+]
+
+
+@pytest.mark.parametrize("seen, cuda", [case[1:] for case in SEEN], ids=[case[0] for case in SEEN])
+def test_without_a_device_the_engine_takes_the_gpu_that_it_sees(seen: Facts, cuda: bool | None) -> None:
+    document = overlaid(overlaid(HEALTHY_H200, NO_NVIDIA), {"launch": {"device": None}, **seen})
+    assert parse(document, SECTIONS_OF).cuda is cuda
+    for device, told in (("cpu", False), ("cuda:1", True), ("xpu", False)):
+        assert parse(overlaid(document, {"launch": {"device": device}}), SECTIONS_OF).cuda is told
 
 
 def test_nothing_of_a_gpu_is_asked_of_a_server_on_cpus() -> None:
@@ -74,6 +112,24 @@ def test_nothing_of_a_gpu_is_asked_of_a_server_on_cpus() -> None:
         **holders(stranger(engine=True, cgroup="/")),
     }
     assert found(broken, base=HEALTHY_CPU) == []
+
+
+def test_one_rule_names_what_was_left_behind_and_each_process_once() -> None:
+    orphan = stranger(engine=True, name="sglang::schedul", ppid=1, cgroup="/user.slice/session-3.scope")
+    child = dict(orphan, pid=901, name="sglang::detok", ppid=900)
+    seen = {
+        "pid": 900, "ppid": 1, "parent": "systemd", "state": "S", "name": "sglang::scheduler_TP0", "unit": None,
+        "cgroup": "/user.slice/session-3.scope", "ours": False, "container": False, "gpu": True, "rss": 1 << 30,
+    }  # fmt: skip
+    both = {"processes": {"processes": [seen]}, **holders(orphan, child)}
+    assert [one.level for one in found(both, "leftovers")] == [Level.BLOCK]
+    assert [one.level for one in found(holders(orphan), "leftovers")] == [
+        Level.BLOCK
+    ]  # seen by its GPU alone
+    unknown = found({"gpu_processes": {"error": "no answer in 50 s"}}, "leftovers")
+    assert [one.level for one in unknown] == [Level.WARN]
+    assert "no answer in 50 s" in unknown[0].evidence
+    assert [one.level for one in found(holders(orphan), "leftovers", HEALTHY_CPU)] == [Level.OK]
 
 
 def test_a_fault_of_a_gpu_that_the_server_does_not_take_is_a_warning() -> None:

@@ -9,7 +9,16 @@ from typing import Any
 import pytest
 from healthy import HEALTHY_CPU, HEALTHY_H200, WANTED, overlaid
 
-from ddtree_ops.core.checks import arguments, checkpoint, draft, draft_config, memory, ranks, speculation
+from ddtree_ops.core.checks import (
+    arguments,
+    checkpoint,
+    checkpoint_code,
+    draft,
+    draft_config,
+    memory,
+    ranks,
+    speculation,
+)
 from ddtree_ops.core.doctor import blocked, examine
 from ddtree_ops.core.finding import Finding, Level
 from ddtree_ops.engine.find import find_series
@@ -18,7 +27,7 @@ pytestmark = pytest.mark.tier("preflight")
 Facts = dict[str, Any]
 OURS = {
     rule.id
-    for area in (arguments, checkpoint, draft, draft_config, memory, ranks, speculation)
+    for area in (arguments, checkpoint, checkpoint_code, draft, draft_config, memory, ranks, speculation)
     for rule in area.RULES
 }
 TREE = {
@@ -48,6 +57,10 @@ def drafted(**facts: Any) -> Facts:
 
 def flags(**given: Any) -> Facts:
     return {"arguments": {"flags": {f"--{name.replace('_', '-')}": value for name, value in given.items()}}}
+
+
+def code(**facts: Any) -> Facts:
+    return {"checkpoint_code": {"target": facts}}
 
 
 def both(*parts: Facts) -> Facts:
@@ -101,6 +114,34 @@ CASES: list[tuple[str, Facts, Level, list[str], Facts]] = [
         Level.WARN,
         ["would be downloaded"],
         both(target(**{**HUB, "directory": "/c/snap"}), {"checkpoints": {"hub": {"offline": True}}}),
+    ),
+    (
+        "model-code",
+        code(missing=["configuration_odd.py"]),
+        Level.BLOCK,
+        ["configuration_odd.py", "*.py"],
+        code(files=["configuration_odd.py"]),
+    ),
+    (
+        "model-code",
+        code(files=["tokenization_odd.py"], needs=["tiktoken"]),
+        Level.BLOCK,
+        ["tokenization_odd.py", "pip install --no-deps tiktoken"],
+        code(files=["tokenization_odd.py"]),
+    ),
+    (
+        "model-code",
+        code(elsewhere=["org/odd"]),
+        Level.BLOCK,
+        ["org/odd", "auto_map"],
+        code(elsewhere=[]),
+    ),
+    (
+        "processor",
+        target(multimodal=True),
+        Level.WARN,
+        ["preprocessor_config.json"],
+        both(target(multimodal=True), code(processor=["preprocessor_config.json"])),
     ),
     (
         "weights",
@@ -216,6 +257,24 @@ CASES: list[tuple[str, Facts, Level, list[str], Facts]] = [
         Level.BLOCK,
         ["7680", "4096"],
         both(EAGLE3, {"weights": {"draft": {"shapes": {"fc.weight": [4096, 12288]}}}}),
+    ),
+    (
+        "draft-target",
+        both(
+            EAGLE3, drafted(eagle_layers=2), {"weights": {"draft": {"shapes": {"fc.weight": [4096, 12288]}}}}
+        ),
+        Level.BLOCK,
+        ["3 target layers", "names 2"],
+        both(
+            EAGLE3, drafted(eagle_layers=3), {"weights": {"draft": {"shapes": {"fc.weight": [4096, 12288]}}}}
+        ),
+    ),
+    (
+        "flag-values",
+        flags(reasoning_parser="qwen-3"),
+        Level.BLOCK,
+        ["qwen-3 is no choice", "--reasoning-parser qwen3"],
+        flags(reasoning_parser="qwen3"),
     ),
     (
         "draft-target",
@@ -651,7 +710,7 @@ def test_what_is_unknown_is_never_ok(section: str, answer: Any) -> None:
     found = examine({**HEALTHY_H200, section: answer}, WANTED)
     names = {
         rule.id
-        for area in (arguments, checkpoint, draft, draft_config, memory, ranks, speculation)
+        for area in (arguments, checkpoint, checkpoint_code, draft, draft_config, memory, ranks, speculation)
         for rule in area.RULES
         if rule.section.name == section
     }
@@ -689,3 +748,10 @@ def test_a_switch_that_the_series_brings_needs_no_value() -> None:
         found = [*said("flags", {}, {"argv": argv, "accepts": accepts})]
         found += said("flag-values", {}, {"argv": argv, "accepts": accepts})
         assert any("--ddtree-shadow" in finding.evidence for finding in found) is wrong
+
+
+def test_code_that_nobody_trusts_is_not_read() -> None:
+    untrusted = both(code(missing=["configuration_odd.py"]), flags(trust_remote_code=None))
+    assert said("model-code", untrusted) == []
+    online = both(code(elsewhere=["org/odd"]), {"checkpoints": {"hub": {"offline": False}}})
+    assert [finding.level for finding in said("model-code", online)][:1] == [Level.WARN]

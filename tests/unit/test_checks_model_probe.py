@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 import os
 import struct
@@ -16,10 +15,12 @@ import pytest
 
 from ddtree_agent import (
     inner_arguments,
+    inner_code,
     inner_model,
     inner_weights,
     probe_areas,
     probe_model,
+    sandbox,
     unitenv,
 )
 
@@ -162,6 +163,48 @@ def test_a_config_is_described(place: Path, tmp_path_factory: pytest.TempPathFac
     assert inner_model.collect({"target": str(place), "draft": str(place), "skip": []})["same"] is True
 
 
+def test_the_code_of_a_checkpoint_is_followed(tmp_path: Path) -> None:
+    """Modules that the configs name, files and packages that they import; none of it is run."""
+    place, cache = tmp_path / "m", tmp_path / "hub"
+    place.mkdir()
+    (place / "config.json").write_text(
+        json.dumps({"auto_map": {"AutoConfig": "configuration_odd.Odd", "AutoModel": "modeling_odd.Odd"}})
+    )
+    (place / "tokenizer_config.json").write_text(
+        json.dumps(
+            {"auto_map": {"AutoTokenizer": ["tokenization_odd.Slow", None], "AutoProcessor": "org/p--x.P"}}
+        )
+    )
+    (place / "configuration_odd.py").write_text(
+        "import os\nfrom .parts import A\nraise SystemExit\ntry:\n    import absent_a\nexcept ImportError:\n    pass\n"
+    )
+    (place / "tokenization_odd.py").write_text(
+        "import json\nfrom absent_b.sub import B\nif B:\n    import absent_c\n"
+    )
+    asked = {"target": str(place), "draft": None, "cache": str(cache)}
+    found = inner_code.collect(asked)
+    assert found["draft"] is None
+    assert found["target"] == {
+        "files": ["configuration_odd.py", "tokenization_odd.py"], "missing": ["parts.py"], "elsewhere": ["org/p"],
+        "needs": ["absent_b"], "processor": [],
+    }  # fmt: skip
+    (place / "parts.py").write_text("A = 1\n")
+    (place / "preprocessor_config.json").write_text("{}")
+    (cache / "models--org--p" / "snapshots" / "ab").mkdir(parents=True)
+    again = inner_code.collect(asked)["target"]
+    assert (again["missing"], again["elsewhere"]) == ([], [])
+    assert again["processor"] == ["preprocessor_config.json"] and "parts.py" in again["files"]
+
+
+def test_the_code_of_a_checkpoint_that_is_odd(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"auto_map": {"AutoConfig": "bad.Odd"}}')
+    (tmp_path / "tokenizer_config.json").write_text("[]")
+    (tmp_path / "bad.py").write_text("def (:\n")
+    found = inner_code.collect({"target": str(tmp_path), "draft": "no/such"})
+    assert found["draft"] is None
+    assert (found["target"]["files"], found["target"]["missing"]) == ([], [])
+
+
 def test_a_multimodal_config_counts_by_its_text(tmp_path: Path) -> None:
     text = {
         **CONFIG,
@@ -294,6 +337,38 @@ def test_the_parsers_flags_are_read_from_its_text() -> None:
     assert inner_arguments.read_parser(None)["known"] is None
 
 
+COMPUTED = """
+from sglang.srt.paints import Paint
+from sglang.srt.gone import Gone
+def add_cli_args(parser):
+    shades = list(Paint.Shades.keys())
+    parser.add_argument("--model-path")
+    parser.add_argument("--paint", choices=list(Paint.Map.keys()))
+    parser.add_argument("--shade", choices=shades)
+    parser.add_argument("--odd", choices=list(Paint.Odd.keys()))
+    parser.add_argument("--gone", choices=list(Gone.Map.keys()))
+"""
+
+
+def test_choices_that_are_the_keys_of_a_mapping_elsewhere_are_read_there(tmp_path: Path) -> None:
+    package = tmp_path / "sglang"
+    (package / "srt").mkdir(parents=True)
+    (package / "srt" / "paints.py").write_text(
+        'class Paint:\n    Map: Dict[str, type] = {"oil": A, "water": B}\n    Shades = {"dark": 1}\n'
+        '    Odd = {**Map, "x": 1}\n'
+    )
+    parser = inner_arguments.read_parser(COMPUTED, str(package))
+    assert parser["choices"] == {"--paint": ["oil", "water"], "--shade": ["dark"]}
+    assert inner_arguments.read_parser(COMPUTED)["choices"] == {}
+
+
+def test_how_many_layers_an_eagle3_draft_joins_is_read_from_either_place() -> None:
+    ids = {"eagle_aux_hidden_state_layer_ids": [2, 18, 33]}
+    assert inner_model.describe({"eagle_config": ids})["eagle_layers"] == 3
+    assert inner_model.describe(ids)["eagle_layers"] == 3
+    assert inner_model.describe({})["eagle_layers"] is None
+
+
 def test_no_value_that_may_be_a_secret_is_told() -> None:
     parser = inner_arguments.read_parser(ENGINE)
     words = "--model /m --por 30000 --colour green --api-key s3cret --admin-port-key 77123 --mystery s3cret --switch x"
@@ -310,24 +385,19 @@ def test_no_value_that_may_be_a_secret_is_told() -> None:
     assert inner_arguments.spell(["/m", "--port", "1"], parser)[2] == []
 
 
-ALONE = (
-    "import json, sys; a, s = json.load(sys.stdin); n = {}; exec(s, n); print(json.dumps(n['collect'](a)))"
-)
-
-
 def test_the_sections_run_from_their_text_alone_and_quickly(place: Path) -> None:
     """As inside the unit: nothing of the agent is importable there."""
     launch = unitenv.Launch(sys.executable, [], "cwd", ["--model-path", str(place), "--port", "1"])
     context = probe_areas.Context({}, {}, launch, {}, {})
-    found = {}
     started = time.monotonic()
-    for name, module, ask, _ in probe_areas.INSIDE:
-        if module in (inner_model, inner_weights, inner_arguments):
-            told = json.dumps([ask(context), inspect.getsource(module)])
-            done = subprocess.run(
-                [sys.executable, "-I", "-c", ALONE], input=told, capture_output=True, text=True, check=True
-            )
-            found[name] = json.loads(done.stdout)
+    jobs = [
+        (name, module, ask(context), limit)
+        for name, module, ask, limit in probe_areas.INSIDE
+        if module in (inner_model, inner_weights, inner_arguments)
+    ]
+    words = [sys.executable, "-I", "-c", "import sys; exec(sys.stdin.read())"]
+    done = subprocess.run(words, input=sandbox._program(jobs), capture_output=True, check=True)
+    found = sandbox._read(done.stdout.decode())
     assert sorted(found) == ["arguments", "checkpoints", "weights"]
     assert found["weights"]["target"]["files"] == 2
     assert found["checkpoints"]["target"]["hidden_size"] == 64

@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from ddtree_agent import (
     probe_network,
     probe_unit,
     probe_unit_lint,
+    probe_unit_needs,
     service,
     systemd,
     unitenv,
@@ -172,6 +174,18 @@ def test_a_script_with_a_carriage_return_names_no_interpreter(tmp_path: Path) ->
     script.write_bytes(b"#!/bin/sh -e\n")
     assert probe_unit_lint.program(str(script))["interpreter_exists"] is True
     assert probe_unit_lint.program("bash")["exists"] is None
+
+
+def test_a_file_that_is_neither_program_nor_script_does_not_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = tmp_path / "run"
+    monkeypatch.setattr(probe_unit_lint, "_other_formats", lambda: False)
+    for text, runs in ((b"exec true\n", False), (b"#!/bin/sh\n", True), (b"\x7fELF\x02", True), (b"", False)):
+        script.write_bytes(text)
+        assert probe_unit_lint.program(str(script))["runs"] is runs
+    monkeypatch.setattr(probe_unit_lint, "_other_formats", lambda: True)
+    assert probe_unit_lint.program(str(script))["runs"] is None
 
 
 def test_the_sandbox_gets_the_unit_s_own_soft_and_hard_limits() -> None:
@@ -337,6 +351,10 @@ def test_cgroup_v1_says_no_limit_by_a_large_number(tmp_path: Path) -> None:
 def engine() -> Iterator[int]:
     """A process that calls itself a scheduler, as the engine's children do."""
     named = subprocess.Popen(["sglang::scheduler_TP0", "60"], executable="/bin/sleep", start_new_session=True)
+    until = time.monotonic() + 10
+    # the kernel shows a process's new words a moment after the exec that Popen waits for
+    while b"sglang" not in Path(f"/proc/{named.pid}/cmdline").read_bytes() and time.monotonic() < until:
+        time.sleep(0.01)
     yield named.pid
     os.kill(named.pid, signal.SIGKILL)
     named.wait()
@@ -464,3 +482,87 @@ def test_a_switch_reads_back_the_environment_that_it_planned(
     }  # fmt: skip
     shown = " ".join(f'"{n}={v}"' if " " in v else f"{n}={v}" for n, v in env.items() if v is not None)
     assert service.overridden(OURS, shown) == names
+
+
+PATHS = """
+[Service]
+StateDirectory=llm
+ReadWritePaths=/var/lib/llm/cache /srv/gone -/srv/maybe "/srv/two words"
+InaccessiblePaths=/never
+InaccessiblePaths=
+BindReadOnlyPaths=HERE:/models:norbind -/no:/x %h/y
+LoadCredential=hub:/etc/keys/gone
+LoadCredential=own:passed-on
+StandardOutput=append:/old/dir/x.log
+StandardOutput=append:HERE/x.log
+StandardError=journal
+"""
+
+
+def test_the_paths_that_systemd_needs_are_told_with_whether_they_are_there(tmp_path: Path) -> None:
+    text = PATHS.replace("HERE", str(tmp_path))
+    found = probe_unit_needs.paths(unitfile.parse("/etc/x.service", text))
+    assert [(item["key"], item["path"], item["exists"]) for item in found] == [
+        ("ReadWritePaths", "/srv/gone", False),
+        ("ReadWritePaths", "/srv/two words", False),
+        ("BindReadOnlyPaths", str(tmp_path), True),
+        ("LoadCredential", "/etc/keys/gone", False),
+        ("StandardOutput", str(tmp_path), True),
+    ]
+
+
+def test_under_another_root_only_the_root_itself_is_looked_for() -> None:
+    lines = unitfile.parse("/x", "[Service]\nRootDirectory=/srv/root\nReadWritePaths=/inside\n")
+    assert [item["path"] for item in probe_unit_needs.paths(lines)] == ["/srv/root"]
+
+
+@pytest.mark.parametrize(
+    ("words", "glued"),
+    [
+        ('/bin/sh -c "$ROOT/run --port 1"', ["ROOT"]),
+        ("/bin/echo $ROOT/bin", ["ROOT"]),
+        ("/bin/echo ${ROOT}/bin $ROOT $$ROOT/bin 'a $ROOT/b'", []),
+        (":/bin/echo $ROOT/bin", []),
+    ],
+)
+def test_a_word_that_begins_with_a_variable_and_goes_on_is_told(words: str, glued: list[str]) -> None:
+    line = unitfile.Line("/x", 1, "Service", "ExecStart", words)
+    assert unitfile.command(line, {"ROOT"})["glued"] == glued
+
+
+CONDITIONS = """
+[Unit]
+ConditionPathExists=/nowhere
+ConditionPathExists=!/nowhere
+ConditionPathExists=|/nowhere
+AssertPathIsDirectory=HERE
+ConditionFileNotEmpty=HERE/empty
+ConditionHost=other
+[Service]
+ConditionPathExists=/nowhere
+"""
+
+
+def test_conditions_on_paths_are_tried(tmp_path: Path) -> None:
+    (tmp_path / "empty").write_text("")
+    found = probe_unit_needs.conditions(unitfile.parse("/x", CONDITIONS.replace("HERE", str(tmp_path))))
+    assert [(item["key"], item["path"], item["met"]) for item in found] == [
+        ("ConditionPathExists", "/nowhere", False),
+        ("ConditionPathExists", "!/nowhere", True),
+        ("AssertPathIsDirectory", str(tmp_path), True),
+        ("ConditionFileNotEmpty", f"{tmp_path}/empty", False),
+    ]
+
+
+def test_required_units_are_told_with_their_state(monkeypatch: pytest.MonkeyPatch) -> None:
+    ties = {"Requires": "system.slice m.mount sysinit.target -.mount", "BindsTo": "gone.service"}
+    gone = "Id=gone.service\nLoadState=not-found\nActiveState=inactive\n"
+    blocks = f"{gone}\nId=m.mount\nLoadState=loaded\nActiveState=active\n"
+    monkeypatch.setattr(systemd, "show", lambda name, props: ties)
+    monkeypatch.setattr(systemd, "run", lambda argv, timeout: (0, blocks, ""))
+    assert probe_unit_needs.units("x.service") == [
+        {"name": "gone.service", "tie": "BindsTo", "load": "not-found", "active": "inactive"},
+        {"name": "m.mount", "tie": "Requires", "load": "loaded", "active": "active"},
+    ]
+    monkeypatch.setattr(systemd, "run", lambda argv, timeout: (1, "", "no"))
+    assert [item["load"] for item in probe_unit_needs.units("x.service")] == [None, None]

@@ -19,6 +19,7 @@ from ddtree_ops.core.checks import (
     sandbox,
     transport,
     unit_lint,
+    unit_needs,
     unit_policy,
 )
 from ddtree_ops.core.checks.network import passes
@@ -28,7 +29,7 @@ from ddtree_ops.core.finding import Finding, Level
 
 pytestmark = pytest.mark.tier("preflight")
 Facts = dict[str, Any]
-OWN = (transport, unit_lint, unit_policy, sandbox, limits, network, processes, last_run)
+OWN = (transport, unit_lint, unit_needs, unit_policy, sandbox, limits, network, processes, last_run)
 
 
 def of(rule: str, facts: Facts, on: str = "h200") -> list[Finding]:
@@ -52,6 +53,18 @@ def ran(*commands: Facts, **programs: Any) -> Facts:
     return unit(commands=list(commands), **programs)
 
 
+def needs(key: str, path: str, exists: bool | None) -> Facts:
+    return unit(paths=[{"file": FRAGMENT, "line": 9, "key": key, "path": path, "exists": exists}])
+
+
+def condition(key: str, path: str, met: bool) -> Facts:
+    return unit(conditions=[{"file": FRAGMENT, "line": 3, "key": key, "path": path, "met": met}])
+
+
+def tied(tie: str, load: str | None, active: str | None) -> Facts:
+    return unit(units=[{"name": "mnt-m.mount", "tie": tie, "load": load, "active": active}])
+
+
 def there(path: str, **changed: Any) -> Facts:
     found = {
         "path": path,
@@ -65,6 +78,10 @@ def there(path: str, **changed: Any) -> Facts:
 
 def inside(**rlimits: Any) -> Facts:
     return {"sandbox": {"rlimits": rlimits}}
+
+
+def listens(port: int, flag: str = "--port", **network: Any) -> Facts:
+    return {"network": {"ports": [{"flag": flag, "port": port, "owners": [], "unknown": 0}], **network}}
 
 
 def group(**changed: Any) -> Facts:
@@ -105,6 +122,16 @@ CASES: list[tuple[str, str, tuple[str, ...], Facts, Facts]] = [
     ("unit-expansion", "BLOCK", ("%2", "refuses"), unit(environment=[{"file": FRAGMENT, "line": 4, "name": "U", "specifiers": [{"letter": "2", "known": False, "joined": True}]}]), unit()),
     ("unit-expansion", "WARN", ("${X}",), ran(command(key="ExecStop", unset=["X"])), ran(command(key="ExecStop"))),
     ("unit-expansion", "WARN", ("the word vanishes",), ran(command(optional_unset=["OPTS"]), environment_files=[]), ran(command(optional_unset=["OPTS"]))),
+    ("unit-expansion", "BLOCK", ("$ROOT", "${ROOT}", "vanishes"), ran(command(glued=["ROOT"])), ran(command(optional_unset=[]))),
+    ("unit-paths", "BLOCK", ("/srv/cache", "226/NAMESPACE", "=-/srv/cache"), needs("ReadWritePaths", "/srv/cache", False), needs("ReadWritePaths", "/srv/cache", True)),
+    ("unit-paths", "BLOCK", ("/etc/keys/hub", "243/CREDENTIALS"), needs("LoadCredential", "/etc/keys/hub", False), needs("LoadCredential", "/etc/keys/hub", None)),
+    ("unit-command", "BLOCK", ("names an interpreter", "203/EXEC"), ran(command(program="/v/start"), programs=[there("/v/start", runs=False)]), ran(command(program="/v/start"), programs=[there("/v/start", runs=None)])),
+    ("unit-conditions", "BLOCK", ("ConditionPathExists=/m/t", "skips"), condition("ConditionPathExists", "/m/t", False), condition("ConditionPathExists", "/m/t", True)),
+    ("unit-conditions", "BLOCK", ("AssertPathExists=!/off", "refuses"), condition("AssertPathExists", "!/off", False), unit(conditions=[])),
+    ("unit-requires", "BLOCK", ("mnt-m.mount", "not-found"), tied("Requires", "not-found", "inactive"), tied("Requires", "loaded", "inactive")),
+    ("unit-requires", "BLOCK", ("nothing starts it",), tied("Requisite", "loaded", "inactive"), tied("Requisite", "loaded", "active")),
+    ("unit-requires", "WARN", ("failed",), tied("BindsTo", "loaded", "failed"), tied("BindsTo", None, None)),
+    ("unit-paths", "BLOCK", ("/var/log/llm", "209/STDOUT"), needs("StandardOutput", "/var/log/llm", False), unit(paths=[])),
     ("unit-quoting", "BLOCK", ("--json-model-override-args", "single quotes"), ran(command(json=["--json-model-override-args"])), ran(command())),
     ("unit-quoting", "BLOCK", ("never closed",), ran(command(open_quote=True)), ran(command())),
     ("unit-quoting", "BLOCK", ("quote the whole assignment",), unit(dropped=[{"file": FRAGMENT, "line": 7, "words": 1}]), unit()),
@@ -160,6 +187,10 @@ CASES: list[tuple[str, str, tuple[str, ...], Facts, Facts]] = [
      {"network": {"ports": [{"flag": "--port", "port": 30000, "owners": [], "unknown": 0}, {"flag": "--nccl-port", "port": 30001, "owners": [], "unknown": 0}]}}),
     ("ports", "WARN", ("cannot see",), {"network": {"ports": [{"flag": "--nccl-port", "port": 30001, "owners": [], "unknown": 1}]}}, {"network": {"ports": []}}),
     ("port-range", "WARN", ("unknown",), {"network": {"ephemeral": None}}, {}),
+    ("port-range", "BLOCK", ("32768", "reserved_ports=7000-7010,32768"), listens(32768, reserved="7000-7010"), listens(32767)),
+    ("port-range", "BLOCK", ("60999",), listens(60999), listens(61000)),
+    ("port-range", "WARN", ("1024-65535", "reserved_ports=30000"), listens(30000, ephemeral=[1024, 65535]), listens(30000, ephemeral=[1024, 65535], reserved="29000-31000")),
+    ("port-range", "WARN", ("50000", "--nccl-port"), listens(50000, "--nccl-port"), listens(20000, "--nccl-port")),
     ("bind", "BLOCK", ("Permission denied", "CAP_NET_BIND_SERVICE"), {"sandbox_network": {"bind": {"error": "Permission denied"}}}, {}),
     ("bind", "BLOCK", ("Cannot assign", "--host"), {"sandbox_network": {"bind": {"error": "Cannot assign requested address"}}}, {}),
     ("proxy", "BLOCK", ("the running server",), {"network": {"running": {"http": True, "names": ["all_proxy"], "no_proxy": []}}}, {"network": {"running": None}}),

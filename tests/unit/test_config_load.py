@@ -152,6 +152,64 @@ def test_aliases_that_expand_without_end_are_cut(tmp_path: Path) -> None:
     assert any("nested too deeply" in line for line in faults(tmp_path, "[" * 5000))
 
 
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('    user: "\\e[31mroot; x"\n', r"(here: \x1b[31mroot; x)"),
+        ('    "po\\Lrt": 1\n', r"4:5: hosts.a.po\u2028rt: unknown key"),
+        ('    groups: ["\\u202egpu"]\n', r"no group is named \u202egpu"),
+        ('    service: "a\\nb"\n', r"(here: a\nb)"),
+        ('    environment: {"A\\eB": x}\n', r"hosts.a.environment.A\x1bB"),
+        ('    user: "grün d"\n', "(here: grün d)"),
+    ],
+)
+def test_what_would_drive_a_terminal_is_shown_escaped(tmp_path: Path, text: str, said: str) -> None:
+    (line,) = faults(tmp_path, f"version: 1\nhosts:\n  a:\n{text}")
+    assert said in line
+    assert line.isprintable()
+
+
+@pytest.mark.parametrize("key", ["address", "user"])
+@pytest.mark.parametrize(
+    ("value", "why"),
+    [
+        ("-oProxyCommand=touch /tmp/x", "begins with a dash"),
+        ("-v", "begins with a dash"),
+        ("ct129;id", "a shell reads"),
+        ("a`id`", "a shell reads"),
+        ("a\\", "a shell reads"),
+        ("a b", "a shell reads"),
+        ("ct-129.lan", None),
+        ("ct_129", None),
+    ],
+)
+def test_what_ssh_would_take_for_an_option_is_refused(
+    tmp_path: Path, key: str, value: str, why: str | None
+) -> None:
+    for around, place in (("defaults", "defaults"), ("groups:\n  g", "groups.g"), ("hosts:\n  a", "hosts.a")):
+        text = f"version: 1\n{around}:\n    {key}: '{value}'\n" + (
+            "" if "hosts" in around else "hosts: {b: {}}\n"
+        )
+        if why is None:
+            load(tmp_path, text)
+            continue
+        (line,) = faults(tmp_path, text)
+        assert f": {place}.{key}: " in line and why in line, line
+
+
+def test_a_user_may_have_a_domain_and_a_host_may_not(tmp_path: Path) -> None:
+    text = "version: 1\nhosts: {a: {%s: 'CORP\\me'}}\n"
+    assert load(tmp_path, text % "user").hosts["a"].user == "CORP\\me"
+    assert "a shell reads" in faults(tmp_path, text % "address")[0]
+
+
+def test_addresses_of_every_kind_are_taken(tmp_path: Path) -> None:
+    for value in ("10.0.0.9", "fe80::1%eth0", "2001:db8::9", "ct129.example.org", "münchen.example"):
+        assert (
+            load(tmp_path, f"version: 1\nhosts: {{a: {{address: '{value}'}}}}\n").hosts["a"].target == value
+        )
+
+
 def test_an_alias_is_read_where_it_stands(tmp_path: Path) -> None:
     text = "version: 1\nhosts:\n  a: {environment: &e {X: y}}\n  b: {environment: *e}\n"
     assert load(tmp_path, text).hosts["b"].environment == {"X": "y"}

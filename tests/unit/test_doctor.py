@@ -221,6 +221,7 @@ def test_device_cpu_needs_no_cuda_but_still_no_duplicates() -> None:
 def test_another_minor_cuda_is_a_warning_another_major_a_block() -> None:
     minor = only(judge(lambda p: p["abi"]["dists"][1].update(version="0.4.2+cu126", local="cu126")))
     assert (minor.rule, minor.level) == ("cuda-kernel", Level.WARN)
+    assert "ddtree-ops env sync --from HOST --to ct129" in str(minor.remedy)
 
 
 def test_a_kernel_that_cannot_be_read_is_a_warning() -> None:

@@ -70,6 +70,29 @@ def test_caches(release: str, linked: bool, word: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("ran", "runtime", "word"),
+    [
+        ({}, "77", "cold: torch, Triton and FlashInfer come from runtime 77, which never ran here"),
+        ({"runtime": "55"}, "77", "cold"),
+        ({"runtime": "77"}, "77", "found again"),
+        ({"runtime": "77"}, None, "found again"),
+        ({"runtime": "55", "release": "bb"}, "77", "ran here before"),
+        ({"runtime": "77", "outcome": "rolled-back"}, "77", "cold"),
+    ],
+)
+def test_a_new_runtime_has_cold_caches(ran: dict[str, str], runtime: str | None, word: str) -> None:
+    found = estimate(
+        [entry(40), entry(40, **ran)],
+        mode="shadow",
+        release="bb",
+        linked=True,
+        stop_limit_s=30,
+        runtime=runtime,
+    )
+    assert word in found.text
+
+
+@pytest.mark.parametrize(
     ("seconds", "limit", "refused", "warned"),
     [
         (40.0, None, False, ""),

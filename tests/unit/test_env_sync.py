@@ -16,9 +16,10 @@ from typing import Any
 import pytest
 from env_fakes import Host, install, stack
 
-from ddtree_agent import envreceive, envsend, package, probe, runtimes, store
-from ddtree_agent.layout import Layout, locked
+from ddtree_agent import envreceive, envsend, package, probe, rejoin, runtimes, status, store
+from ddtree_agent.layout import Layout, append_history, locked, read_history
 from ddtree_agent.wire import AgentError
+from ddtree_ops.cli.history import describe
 from ddtree_ops.core import envdiff, envset
 
 pytestmark = pytest.mark.tier("preflight")
@@ -90,6 +91,39 @@ def test_only_what_the_target_lacks_travels_and_the_runtime_is_whole(
     assert manifest["modules"] == ["sgl_kernel", "torch"]
     assert os.listdir(b.layout.staging) == []
     assert (tree(a.site), tree(b.site)) == before
+
+
+def test_a_sync_is_a_line_of_the_hosts_history_and_no_rollout(
+    hosts: tuple[Host, Host], capsys: pytest.CaptureFixture[str]
+) -> None:
+    a, b = hosts
+    append_history(
+        b.layout, {"kind": "deploy", "txn": "1-a", "who": "me", "outcome": "confirmed", "mode": "shadow"}
+    )
+    manifest = carried(a, b, capsys)
+    assert b.prepare(manifest)["there"]  # nothing is done again, so nothing is told again
+    deploy, line = read_history(b.layout)
+    told = {key: line[key] for key in ("kind", "outcome", "who", "from", "runtime")}
+    assert told == {
+        "kind": "env-sync", "outcome": "sealed", "who": "me", "from": "ct129", "runtime": manifest["runtime"],
+    }  # fmt: skip
+    assert line["packages"] == [f"{dist['name']} {dist['version']}" for dist in manifest["dists"]]
+    assert any(package.startswith("torch ") for package in line["packages"])
+    words = describe({**line, "at": 0.0, "origin": "10.0.0.9"})
+    assert words.startswith(
+        f"1970-01-01 00:00:00 UTC  env sync of runtime {manifest['runtime']} from ct129 by me"
+    )
+    assert rejoin.rejoin(b.layout)["last"] == deploy
+    assert status.proven(b.layout) == []
+
+
+def test_a_sync_that_fails_leaves_no_line(hosts: tuple[Host, Host]) -> None:
+    a, b = hosts
+    manifest = a.manifest(*NAMES)
+    b.prepare(manifest)
+    with pytest.raises(AgentError):
+        b.receive(manifest, io.BytesIO(b"cut"))
+    assert read_history(b.layout) == []
 
 
 def test_the_runtime_is_sealed_and_compiled_and_keeps_who_may_run(

@@ -80,7 +80,13 @@ def entry(**keys: Any) -> dict[str, Any]:
 
 def release(layout: Layout, digest: str = RELEASE, source: str = SAME) -> None:
     os.makedirs(layout.release(digest))
-    manifest = {"release": digest, "source_digest": source, "argv": ["py", "--x"], "mode": "shadow"}
+    manifest = {
+        "release": digest,
+        "source_digest": source,
+        "argv": ["py", "--x"],
+        "mode": "shadow",
+        "runtime": "7" * 16,
+    }
     write_json(os.path.join(layout.release(digest), "manifest.json"), manifest)
 
 
@@ -175,11 +181,12 @@ def test_the_history_keeps_the_source_digest(layout: Layout) -> None:
     txn = Txn.create(layout, intent)
     outcome._record(txn, {"outcome": "confirmed", "serving": RELEASE})
     line = json.loads(Path(layout.history).read_text())
-    assert line["source_digest"] == SAME
+    assert (line["source_digest"], line["runtime"]) == (SAME, "7" * 16)
     assert pairs(layout) == [("shadow", SAME)]
     gone = Txn.create(layout, {**intent, "txn": "2-a", "kind": "undo", "release": "baseline"})
     outcome._record(gone, {"outcome": "confirmed", "serving": "baseline"})
-    assert json.loads(Path(layout.history).read_text().splitlines()[1])["source_digest"] is None
+    undone = json.loads(Path(layout.history).read_text().splitlines()[1])
+    assert (undone["source_digest"], undone["runtime"]) == (None, None)
 
 
 JUNK = [

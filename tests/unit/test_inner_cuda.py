@@ -50,7 +50,7 @@ def inside(module: Any, argument: Any, place: Path | None, fake: str = "") -> di
     return answer
 
 
-ASKED = {"need": 2, "base": 0, "symbols": ["cuTensorMapEncodeTiled", "cuGreenCtxStreamCreate"]}
+ASKED = {"need": 2, "base": 0}
 
 
 def test_a_working_driver(libraries: Path) -> None:
@@ -59,7 +59,6 @@ def test_a_working_driver(libraries: Path) -> None:
     assert [(one.cc, one.code, one.step) for one in found.devices] == [("9.0", 0, None)] * 2
     assert (found.libcuda.path, found.libcuda.version) == (str(libraries / "libcuda.so.570.1.2"), "570.1.2")
     assert found.libnvml.version == "570.1.2"
-    assert dict(found.symbols) == {"cuTensorMapEncodeTiled": True, "cuGreenCtxStreamCreate": False}
     assert cuda_facts.works(found)
 
 

@@ -209,7 +209,7 @@ def judged(changed: dict[str, str], **how: Any) -> dict[str, set[str]]:
 
 
 #: These read other sections too, whose GPUs are not the recorded one.
-ASIDE = ("gpu-strangers", "gpu-memory", "gpu-leftovers", "gpu-xid", "gpu-kernel", "gpu-topology")
+ASIDE = ("gpu-strangers", "gpu-memory", "leftovers", "gpu-xid", "gpu-kernel", "gpu-topology")
 LOST = "Unable to determine the device handle for GPU0000:2A:00.0: GPU is lost.  Reboot the system\n"
 
 

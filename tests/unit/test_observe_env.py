@@ -52,3 +52,19 @@ def test_the_looks_read_the_tools_of_the_host(tmp_path: Path, monkeypatch: pytes
     assert found.gpus == ("GPU 0: NVIDIA H200 (UUID: GPU-a)",)
     assert found.xids == (XID,)
     assert set(found.free) == {str(tmp_path)}
+
+
+@pytest.mark.parametrize(
+    ("code", "hosts"),
+    [*[(code, False) for code in (13, 31, 45, 68, 92, 109)], (48, True), (79, True), (999, True)],
+)
+def test_an_xid_that_a_program_can_cause_does_not_clear_the_release(
+    code: int, hosts: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The preflight's own list of Xid numbers decides; also in the spelling of old drivers, and without a comma."""
+    lines = [f"[78.0] NVRM: Xid (PCI:0000:04:00): {code}, pid=7", f"[79.0] NVRM: Xid (0000:04:00): {code}"]
+    for name, text in {"nvidia-smi": "", "dmesg": "\n".join(lines)}.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\ncat <<'X'\n{text}\nX\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    assert look([str(tmp_path)]).xids == (tuple(lines) if hosts else ())

@@ -122,6 +122,42 @@ def test_an_edit_that_the_facts_name_is_not_named_twice() -> None:
     assert judged([]) == []
 
 
+CONF, KEPT = f"{UNIT}.d/10-limits.conf", f"{UNIT}.d/50-ddtree.conf"
+FLAG = "unit files of sglang.service changed on disk: systemctl daemon-reload"
+#: (what differs, what systemd has not read, how it is told).
+ONCE: list[tuple[list[str], list[str], list[str]]] = [
+    ([], [], []),
+    (
+        [f"{KEPT} is missing though ab is confirmed"],
+        [f"drop-in {KEPT} changed on disk and systemd has not read it", FLAG],
+        [f"{KEPT} is missing though ab is confirmed; systemd has not read it: systemctl daemon-reload"],
+    ),
+    (
+        [f"unit file {UNIT} was edited"],
+        [FLAG],
+        [f"unit file {UNIT} was edited; systemd has not read it: systemctl daemon-reload"],
+    ),
+    (["environment file /etc/a.env was edited"], [FLAG], ["environment file /etc/a.env was edited", FLAG]),
+    (
+        [f"unit file {UNIT} was edited", f"drop-in {CONF} was edited"],  # which of them was not read, nobody says
+        [FLAG],
+        [f"unit file {UNIT} was edited", f"drop-in {CONF} was edited", FLAG],
+    ),
+    (
+        [f"unit file {UNIT} was edited"],
+        [f"drop-in {CONF} changed on disk and systemd has not read it"],
+        [f"unit file {UNIT} was edited", f"drop-in {CONF} changed on disk and systemd has not read it"],
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("differs", "fresh", "told"), ONCE)
+def test_a_file_that_differs_and_was_not_read_is_one_sentence(
+    differs: list[str], fresh: list[str], told: list[str]
+) -> None:
+    assert drift.once(differs, fresh) == told
+
+
 def test_drift_is_refused_whole_and_adopting_it_is_the_next_command() -> None:
     findings = [
         block("facts", "x changed", "ddtree-ops adopt --host h"),

@@ -146,7 +146,9 @@ class Truth:
         world = self.world
         lines = _history(world)
         won = ""
-        for txn in world.transactions():
+        # By when they ended: an operator whose command stood still may be older than the rollout it goes back behind.
+        ended = {line["txn"]: at for at, line in enumerate(lines)}
+        for txn in sorted(world.transactions(), key=lambda txn: ended.get(txn.id, len(lines))):
             found = _read(os.path.join(world.layout.txn(txn.id), "outcome.json"))
             told = [line for line in lines if line["txn"] == txn.id]
             require(len(told) <= 1, "I7", f"{txn.id} is in the history {len(told)} times")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from ddtree_agent import capacity, guard, journal, observe_env, service, watching
+from ddtree_agent import capacity, guard, journal, nvidia_smi, observe_env, service, watching
 from ddtree_agent.layout import BASELINE
 
 if TYPE_CHECKING:
@@ -93,6 +93,7 @@ def enter(world: World) -> list[tuple[Any, str, Any]]:
         (service, "answers", healthy),
         (service, "wait_port_free", lambda *_: None),
         (capacity, "bounds", lambda *_: {}),
+        (nvidia_smi, "find", lambda: None),
         (observe_env, "look", lambda *_: observe_env.HostState(None, (), (), {})),
         (journal, "boot_id", lambda: f"boot-{world.boots}"),
         (guard, "boot_id", lambda: f"boot-{world.boots}"),

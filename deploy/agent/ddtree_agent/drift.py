@@ -1,6 +1,7 @@
 """Where a host is not what was confirmed on it: a sentence for each, so that nothing is overwritten unseen."""
 
 import os
+import re
 from typing import Any, Dict, List, Mapping, Optional
 
 from . import drain, gate, probe_unit, service, store
@@ -13,6 +14,8 @@ from .wire import AgentError
 #: A confirm is a few renames.
 _STUCK_S = 30.0
 _SINCE = "since the last confirm or adopt"
+_UNREAD = "systemd has not read it"
+_OF_UNIT = re.compile(r"/\S+\.(service|conf)\b")
 
 
 def drift(layout: Layout, known: Optional[List[str]] = None) -> List[str]:
@@ -27,7 +30,8 @@ def drift(layout: Layout, known: Optional[List[str]] = None) -> List[str]:
     unit = show(layout.service, ["ActiveState"])
     down = unit.get("ActiveState") != "active"
     idle = [f"{layout.service} is {unit.get('ActiveState', 'unknown')}: nothing serves"] if down else []
-    return [*(unknown(layout) if known is None else known), *unread(layout), *_left(layout), *idle]
+    differs = unknown(layout) if known is None else known
+    return [*once(differs, unread(layout)), *_left(layout), *idle]
 
 
 def unknown(layout: Layout, damaged: Optional[List[str]] = None) -> List[str]:
@@ -67,11 +71,34 @@ def overlay(layout: Layout, release: str) -> List[str]:
     return []
 
 
+def once(differs: List[str], fresh: List[str]) -> List[str]:
+    """Sentences on what differs, and those on what systemd has not read of it: a file that both name is told once."""
+    told = list(differs)
+    for said in fresh:
+        paths = _paths(said)
+        if paths:
+            same = [i for i, one in enumerate(told) if paths & _paths(one)]
+        else:  # systemd's own flag names no file: it is the one that is told, where that is clear
+            same = [i for i, one in enumerate(told) if _OF_UNIT.search(one)]
+            if any(_UNREAD in told[i] for i in same):
+                continue
+            same = same if len(same) == 1 else []
+        for i in same:
+            told[i] += f"; {_UNREAD}: systemctl daemon-reload"
+        if not same:
+            told.append(said)
+    return told
+
+
+def _paths(said: str) -> "set[str]":
+    return {word.strip(":;,") for word in said.split() if word.startswith("/")}
+
+
 def unread(layout: Layout) -> List[str]:
     """What lies on disk and systemd has not read: the next daemon-reload, ours, would bring it in."""
     unit = show(layout.service, ["DropInPaths", "NeedDaemonReload"])
     paths = probe_unit.unread(layout.service, unit.get("DropInPaths", "").split())
-    found = [f"drop-in {path} changed on disk and systemd has not read it" for path in paths]
+    found = [f"drop-in {path} changed on disk and {_UNREAD}" for path in paths]
     if unit.get("NeedDaemonReload") == "yes":
         found.append(f"unit files of {layout.service} changed on disk: systemctl daemon-reload")
     return found
@@ -104,7 +131,8 @@ def edited(before: Optional[Mapping[str, str]], now: Mapping[str, str]) -> List[
 
 def must_be_known(layout: Layout, accepted: List[str]) -> None:
     """Raise AgentError where the host differs in more than what the operator accepted. The caller holds the lock."""
-    found = [said for said in [*unknown(layout), *unread(layout)] if said not in accepted]
+    found = [said for said in unknown(layout) if said not in accepted]
+    found = once(found, [said for said in unread(layout) if said not in accepted])
     if found:
         raise AgentError(
             "precondition",

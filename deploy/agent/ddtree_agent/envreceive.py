@@ -10,7 +10,8 @@ import tarfile
 from typing import Any, BinaryIO, Dict, Iterator, List, Tuple
 
 from . import distribution, envsend, package, runtimes
-from .layout import Layout, locked, read_json, remove_tree, sync_dir, write_json
+from .layout import Layout, append_history, locked, read_json, remove_tree, sync_dir, write_json
+from .origin import origin
 from .runtimes import MANIFEST, SITE, Progress
 from .store import copy_file, file_digest
 from .systemd import run
@@ -65,8 +66,8 @@ def prepare(layout: Layout, request: Dict[str, Any]) -> Dict[str, Any]:
 def receive(layout: Layout, request: Dict[str, Any], payload: BinaryIO) -> Dict[str, Any]:
     """Unpack what travelled, prove every byte of the whole, seal it as runtimes/<digest>.
 
-    request: {service, who, runtime: digest, interpreter}. Raises AgentError where anything differs; what is whole
-    stays in staging.
+    request: {service, who, runtime: digest, interpreter, from?: the source's name}. Raises AgentError where anything
+    differs; what is whole stays in staging.
     """
     digest = request["runtime"]
     with locked(layout, f"env sync by {request['who']}"):
@@ -78,7 +79,18 @@ def receive(layout: Layout, request: Dict[str, Any], payload: BinaryIO) -> Dict[
         _copies(os.path.join(here, SITE), manifest["files"])
         _compile(request["interpreter"], os.path.join(here, SITE))
         _seal(layout, here, manifest, digest)
+        _note(layout, request, manifest)
     return {"runtime": digest, "files": len(manifest["files"])}
+
+
+def _note(layout: Layout, request: Dict[str, Any], manifest: Dict[str, Any]) -> None:
+    """A line of the host's history: who brought which packages here, and from where."""
+    said = {"kind": "env-sync", "outcome": "sealed", "who": request["who"], "from": request.get("from")}
+    carried = {"runtime": request["runtime"], "packages": runtimes.label(manifest)}
+    try:
+        append_history(layout, {**said, **carried, "origin": origin()})
+    except OSError as error:  # it is sealed all the same
+        emit({"ev": "note", "text": f"WARN the history could not be written: {error}"})
 
 
 def _staged(layout: Layout, digest: str) -> str:

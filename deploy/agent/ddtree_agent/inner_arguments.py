@@ -1,13 +1,14 @@
 """The server's arguments against the installed engine's own parser, from its text: importing the engine takes seconds.
 
-Runs in the unit's sandbox, so this file is whole in itself. Values are told only where they cannot be a secret.
+Runs in the unit's sandbox, with inner_files alone beside it. Values are told only where they cannot be a secret.
 """
 
 import ast
 import os
 import re
-import sys
 from typing import Any, Dict, List, Optional
+
+from .inner_files import package_dir, read_text, read_texts
 
 #: Flags without choices or number whose values decide something that a rule asks for.
 TOLD = """
@@ -33,8 +34,8 @@ def collect(argument: Dict[str, Any]) -> Dict[str, Any]:
     Returns {flags, repeated, stray, known, complete, choices, types, environment, engine}. flags: {name: value},
     true for a bare flag, "" for a value that is not told; known: null where the parser's text was not found.
     """
-    package = _package("sglang", argument.get("skip") or [])
-    parser = read_parser(_text(os.path.join(package or "", "srt", "server_args.py")))
+    package = package_dir("sglang", argument.get("skip") or [])
+    parser = read_parser(read_text(os.path.join(package or "", "srt", "server_args.py")), package)
     words = [
         re.sub(r"\$\{(\w+)\}", lambda m: os.environ.get(m.group(1), ""), w)
         for w in argument.get("args") or []
@@ -50,22 +51,23 @@ def collect(argument: Dict[str, Any]) -> Dict[str, Any]:
     }
 
 
-def read_parser(text: Optional[str]) -> Dict[str, Any]:
+def read_parser(text: Optional[str], package: Optional[str] = None) -> Dict[str, Any]:
     """{known: [flag] | null, complete, choices: {flag: [value]}, types: {flag: name}, nargs: {flag: text}}.
 
-    complete is false where the parser is also given to functions elsewhere, which may add flags.
+    complete is false where the parser is also given to functions elsewhere, which may add flags. package: where the
+    modules are that the text imports: some choices are the keys of a mapping in a class of theirs.
     """
     empty: Dict[str, Any] = {"known": None, "complete": False, "choices": {}, "types": {}, "nargs": {}}
     try:
         tree = ast.parse(text or "")
     except (SyntaxError, ValueError):
         return empty
-    lists: Dict[str, List[str]] = {}
-    for node in tree.body:
+    lists = mappings(tree, package)
+    for node in [*tree.body, *ast.walk(tree)]:
         if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
             values = _strings(node.value, lists)
             if values is not None:
-                lists[node.targets[0].id] = values
+                lists.setdefault(node.targets[0].id, values)
     found: Dict[str, Any] = {**empty, "known": [], "complete": True}
     for call in ast.walk(tree):
         if not isinstance(call, ast.Call):
@@ -108,9 +110,57 @@ def _argument(node: ast.Call, lists: Dict[str, List[str]], found: Dict[str, Any]
             found["nargs"][flag] = str(getattr(options["nargs"], "value", "*"))
 
 
+def mappings(tree: ast.Module, package: Optional[str]) -> Dict[str, List[str]]:
+    """{"Class.mapping": its keys} of the classes that the text imports from the package and lists the keys of."""
+    wanted = {
+        (node.func.value.value.id, node.func.value.attr)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "keys"
+        and isinstance(node.func.value, ast.Attribute) and isinstance(node.func.value.value, ast.Name)
+    }  # fmt: skip
+    found: Dict[str, List[str]] = {}
+    for node in ast.walk(tree) if package else ():
+        names = (
+            {alias.asname or alias.name for alias in node.names}
+            if isinstance(node, ast.ImportFrom)
+            else set()
+        )
+        for name, attribute in sorted(wanted):
+            if isinstance(node, ast.ImportFrom) and name in names and node.module:
+                place = os.path.join(os.path.dirname(str(package)), *node.module.split(".")) + ".py"
+                keys = _keys(read_text(place), name, attribute)
+                if keys is not None:
+                    found[f"{name}.{attribute}"] = keys
+    return found
+
+
+def _keys(text: Optional[str], name: str, attribute: str) -> Optional[List[str]]:
+    """The keys of the mapping `attribute` that a class writes out, null where it does not."""
+    try:
+        tree = ast.parse(text or "")
+    except (SyntaxError, ValueError):
+        return None
+    for node in ast.walk(tree):
+        if not (isinstance(node, ast.ClassDef) and node.name == name):
+            continue
+        for line in node.body:
+            target = line.target if isinstance(line, ast.AnnAssign) else getattr(line, "targets", [None])[0]
+            value = getattr(line, "value", None)
+            if isinstance(target, ast.Name) and target.id == attribute and isinstance(value, ast.Dict):
+                keys = [one.value for one in value.keys if isinstance(one, ast.Constant)]
+                return [str(key) for key in keys] if len(keys) == len(value.keys) else None
+    return None
+
+
 def _strings(node: ast.AST, lists: Dict[str, List[str]]) -> Optional[List[str]]:
     if isinstance(node, ast.Name):
         return lists.get(node.id)
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ("list", "sorted"):
+        return _strings(node.args[0], lists) if len(node.args) == 1 else None
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "keys":
+        return _strings(node.func.value, lists)
+    if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+        return lists.get(f"{node.value.id}.{node.attr}")
     if isinstance(node, (ast.List, ast.Tuple, ast.Set)):
         values = [one.value for one in node.elts if isinstance(one, ast.Constant)]
         if len(values) == len(node.elts):
@@ -165,7 +215,7 @@ def _told(name: str, parser: Dict[str, Any]) -> bool:
 def engine_facts(package: Optional[str]) -> Dict[str, Any]:
     """What this engine honours or refuses, from its text; null where the file is not there."""
     text = {
-        name: _text(os.path.join(package or "", "srt", *name.split("/")))
+        name: read_text(os.path.join(package or "", "srt", *name.split("/")))
         for name in (
             "server_args.py",
             "models/dflash.py",
@@ -179,7 +229,7 @@ def engine_facts(package: Optional[str]) -> Dict[str, Any]:
     )
     speculative = [
         text["managers/scheduler.py"] or "",
-        *_texts(os.path.join(package or "", "srt", "speculative")),
+        *read_texts(os.path.join(package or "", "srt", "speculative")),
     ]
     refusal = re.compile(r'does not support[\s"]*grammar')
     return {
@@ -197,28 +247,3 @@ def engine_facts(package: Optional[str]) -> Dict[str, Any]:
 
 def _number(found: "Optional[re.Match[str]]") -> Optional[float]:
     return float(found[1].replace("_", "")) if found else None
-
-
-def _package(name: str, skip: List[str]) -> Optional[str]:
-    """The package's directory on sys.path, not looked for under `skip`."""
-    for entry in sys.path:
-        place = os.path.join(os.path.abspath(entry or "."), name)
-        if os.path.isdir(place) and not any((place + "/").startswith(prefix) for prefix in skip):
-            return place
-    return None
-
-
-def _texts(directory: str) -> List[str]:
-    try:
-        names = [name for name in os.listdir(directory) if name.endswith(".py")]
-    except OSError:
-        return []
-    return [text for text in (_text(os.path.join(directory, name)) for name in names) if text]
-
-
-def _text(path: str) -> Optional[str]:
-    try:
-        with open(path, encoding="utf-8", errors="replace") as file:
-            return file.read(4 << 20)
-    except OSError:
-        return None

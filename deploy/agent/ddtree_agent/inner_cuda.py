@@ -27,13 +27,12 @@ MAJOR, MINOR = 75, 76
 
 
 def collect(argument: Any) -> Dict[str, Any]:
-    """argument: {"symbols": [driver symbol], "need": GPUs that the server takes, "base": the first of them};
-    None for a server on CPUs.
+    """argument: {"need": GPUs that the server takes, "base": the first of them}; None for a server on CPUs.
 
     A context is made only where there is room for it beside the running server. Returns {libcuda, libnvml: {path,
-    version, error}, compat, nodes: {path: errno name or null}, symbols: {name: bool}, init, driver_cuda, count,
-    devices: [{index, cc, name, step, code, total}], visible}. init: cuInit's code, null where libcuda did not load;
-    step, code: where a device failed; code 0: it worked.
+    version, error}, compat, nodes: {path: errno name or null}, init, driver_cuda, count, devices: [{index, cc, name,
+    step, code, total}], visible}. init: cuInit's code, null where libcuda did not load; step, code: where a device
+    failed; code 0: it worked.
     """
     if argument is None:
         return {"error": "not asked: --device cpu"}
@@ -46,13 +45,11 @@ def collect(argument: Any) -> Dict[str, Any]:
         "driver_cuda": None,
         "count": None,
         "devices": [],
-        "symbols": {},
     }
     cuda, found["libcuda"] = library("libcuda.so.1")
     _, found["libnvml"] = library("libnvidia-ml.so.1")
     if cuda is None:
         return found
-    found["symbols"] = {name: hasattr(cuda, name) for name in asked.get("symbols") or []}
     version = ctypes.c_int()
     if cuda.cuDriverGetVersion(ctypes.byref(version)) == 0:
         found["driver_cuda"] = f"{version.value // 1000}.{version.value % 1000 // 10}"

@@ -1,15 +1,15 @@
 """Facts about target and draft as the service itself sees them: configs, tokenizer, the hub.
 
-Runs in the unit's sandbox, so this file is whole in itself. The weights are inner_weights.py's.
+Runs in the unit's sandbox, with inner_files alone beside it. The weights are inner_weights.py's.
 """
 
 import json
 import os
 import re
-import sys
 from typing import Any, Dict, List, Optional
 
-JSON_MAX = 64 << 20
+from .inner_files import JSON_MAX, LFS, package_dir, read_json, read_text, read_texts
+
 NAMED = 8
 _HYBRID_WORDS = ("linear_attention", "mamba", "recurrent", "gated_delta")
 _HYBRID_KEYS = (
@@ -25,7 +25,6 @@ _TOKENIZERS = re.compile(
 )
 #: Tokenizer files that transformers can read only with this library, where there is no tokenizer.json.
 _SLOW = {"tokenizer.model": "sentencepiece", "spiece.model": "sentencepiece", "tiktoken.model": "tiktoken"}
-_LFS = b"version https://git-lfs"
 _PLAIN = """
 num_hidden_layers hidden_size intermediate_size num_attention_heads num_key_value_heads head_dim vocab_size
 sliding_window use_sliding_window max_position_embeddings kv_lora_rank qk_rope_head_dim n_routed_experts num_experts
@@ -75,7 +74,7 @@ def side(given: str, hub: Dict[str, Any], library: "Library") -> Dict[str, Any]:
     place = str(answer["directory"])
     try:
         names = sorted(os.listdir(place))
-        config = _json(os.path.join(place, "config.json"))
+        config = read_json(os.path.join(place, "config.json"))
     except PermissionError as error:
         return {**answer, "denied": error.filename}
     except (OSError, ValueError) as error:
@@ -101,6 +100,9 @@ def describe(config: Dict[str, Any]) -> Dict[str, Any]:
     scaling = _dict(text.get("rope_scaling")) or rope
     quantization = config.get("quantization_config") or text.get("quantization_config")
     found: Dict[str, Any] = {key: text.get(key) for key in _PLAIN.split()}
+    joined = config.get("eagle_aux_hidden_state_layer_ids") or _dict(config.get("eagle_config")).get(
+        "eagle_aux_hidden_state_layer_ids"
+    )
     dflash = dict(_dict(config.get("dflash_config")))
     for key in ("target_layer_ids", "block_size", "num_target_layers"):
         if key not in dflash and config.get(key) is not None:
@@ -124,6 +126,7 @@ def describe(config: Dict[str, Any]) -> Dict[str, Any]:
         rope_parameters_theta=rope.get("rope_theta"),
         rope_factor=scaling.get("factor"),
         rope_original=scaling.get("original_max_position_embeddings"),
+        eagle_layers=len(joined) if isinstance(joined, list) and joined else None,
         dflash={key: dflash.get(key) for key in wanted} if dflash else None,
     )
     return found
@@ -166,7 +169,7 @@ def _tokenizer_faults(place: str, names: List[str]) -> List[str]:
             continue
         if not head:
             faults.append(f"{name} is empty (0 bytes)")
-        elif head.startswith(_LFS):
+        elif head.startswith(LFS):
             faults.append(f"{name} is a Git LFS pointer")
         elif name.endswith(".json") and not (head.lstrip()[:1] in (b"{", b"[") and tail[-1:] in (b"}", b"]")):
             faults.append(f"{name} is no whole JSON")
@@ -241,8 +244,8 @@ class Library:
     """What the interpreter's transformers and engine can load, from their text: importing them takes seconds."""
 
     def __init__(self, skip: List[str]) -> None:
-        self.transformers = _package("transformers", skip)
-        self.engine = _package("sglang", skip)
+        self.transformers = package_dir("transformers", skip)
+        self.engine = package_dir("sglang", skip)
 
     def knows(self, config: Dict[str, Any]) -> Dict[str, Any]:
         """{type_known, class_known: bool, or null where that cannot be told}."""
@@ -253,7 +256,7 @@ class Library:
         }
 
     def transformers_version(self) -> Optional[str]:
-        text = _text(os.path.join(self.transformers or "", "__init__.py"))
+        text = read_text(os.path.join(self.transformers or "", "__init__.py"))
         found = re.search(r'^__version__ = "([^"]+)"', text or "", re.M)
         return found[1] if found else None
 
@@ -261,12 +264,13 @@ class Library:
         """{tokenizer_class, tokenizer_class_known: bool, tokenizer_needs: a library that is missing}, or null each."""
         try:
             name = (
-                str(_json(os.path.join(place, "tokenizer_config.json")).get("tokenizer_class") or "") or None
+                str(read_json(os.path.join(place, "tokenizer_config.json")).get("tokenizer_class") or "")
+                or None
             )
         except (OSError, ValueError, AttributeError):
             name = None
         slow = [] if "tokenizer.json" in names else [one for one in names if one in _SLOW]
-        lacks = [_SLOW[one] for one in slow if _package(_SLOW[one], []) is None]
+        lacks = [_SLOW[one] for one in slow if package_dir(_SLOW[one], []) is None]
         return {
             "tokenizer_class": name,
             "tokenizer_class_known": self._tokenizer_class(name) if name and self.transformers else None,
@@ -275,7 +279,7 @@ class Library:
 
     def _tokenizer_class(self, name: str) -> Optional[bool]:
         base = str(self.transformers)
-        texts = [_text(os.path.join(base, "models", "auto", "tokenization_auto.py")), *_texts(base)]
+        texts = [read_text(os.path.join(base, "models", "auto", "tokenization_auto.py")), *read_texts(base)]
         if texts[0] is None:
             return None
         plain = name[:-4] if name.endswith("Fast") else name
@@ -284,60 +288,27 @@ class Library:
 
     def _type(self, kind: str) -> Optional[bool]:
         auto = os.path.join(self.transformers or "", "models", "auto")
-        texts = [_text(os.path.join(auto, name)) for name in ("configuration_auto.py", "auto_mappings.py")]
+        texts = [
+            read_text(os.path.join(auto, name)) for name in ("configuration_auto.py", "auto_mappings.py")
+        ]
         if self.transformers is None or texts[0] is None:
             return None
         if any(f'"{kind}"' in text for text in texts if text):
             return True
         utils = os.path.join(self.engine or "", "srt", "utils", "hf_transformers")
-        if any(f'"{kind}"' in text for text in _texts(utils)):
+        if any(f'"{kind}"' in text for text in read_texts(utils)):
             return True
         own = re.compile("model_type[^=\\n]*=\\s*[\"']%s[\"']" % re.escape(kind))
-        return any(own.search(text) for text in _texts(os.path.join(self.engine or "", "srt", "configs")))
+        return any(own.search(text) for text in read_texts(os.path.join(self.engine or "", "srt", "configs")))
 
     def _class(self, names: List[str]) -> Optional[bool]:
-        texts = _texts(os.path.join(self.engine or "", "srt", "models"))
+        texts = read_texts(os.path.join(self.engine or "", "srt", "models"))
         if not texts:
             return None
         found = re.compile(
             r"^class (%s)\b|EntryClass.*\b(%s)\b" % ((("|".join(map(re.escape, names))),) * 2), re.M
         )
         return any(found.search(text) for text in texts)
-
-
-def _package(name: str, skip: List[str]) -> Optional[str]:
-    """The package's directory on sys.path, not looked for under `skip`."""
-    for entry in sys.path:
-        place = os.path.join(os.path.abspath(entry or "."), name)
-        if os.path.isdir(place) and not any((place + "/").startswith(prefix) for prefix in skip):
-            return place
-    return None
-
-
-def _texts(directory: str) -> List[str]:
-    try:
-        names = [name for name in os.listdir(directory) if name.endswith(".py")]
-    except OSError:
-        return []
-    return [text for text in (_text(os.path.join(directory, name)) for name in names) if text]
-
-
-def _text(path: str) -> Optional[str]:
-    try:
-        with open(path, encoding="utf-8", errors="replace") as file:
-            return file.read(4 << 20)
-    except OSError:
-        return None
-
-
-def _json(path: str) -> Any:
-    with open(path, "rb") as file:
-        raw = file.read(JSON_MAX + 1)
-    if raw.startswith(_LFS):
-        raise ValueError("is a Git LFS pointer")
-    if len(raw) > JSON_MAX:
-        raise ValueError("is too large")
-    return json.loads(raw)
 
 
 def _holds(path: str, word: str) -> Optional[bool]:

@@ -1,4 +1,4 @@
-"""What ranks need of each other, as the service gets it: shared memory, locked memory, and a peer write that arrives.
+"""What ranks need of each other, as the service gets it: shared memory, interfaces, and a peer write that arrives.
 
 Runs in the unit's sandbox (sandbox.py): whole in this file, standard library, prints nothing.
 """
@@ -6,12 +6,12 @@ Runs in the unit's sandbox (sandbox.py): whole in this file, standard library, p
 import ctypes
 import glob
 import os
-import resource
 from typing import Any, Dict, List, Optional
 
-#: NCCL's own switches and where they send traffic: no secret, and each changes what a check means.
+#: NCCL's own switches, where they send traffic, and how torch allocates what ranks share: no secret, and each changes
+#: what a check means.
 _TOLD = ("NCCL_P2P_DISABLE", "NCCL_P2P_LEVEL", "NCCL_SHM_DISABLE", "NCCL_IB_DISABLE", "NCCL_SOCKET_IFNAME",
-         "GLOO_SOCKET_IFNAME")  # fmt: skip
+         "GLOO_SOCKET_IFNAME", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")  # fmt: skip
 SHM = "/dev/shm"
 #: As in inner_cuda.py, whose text is not here: less left than this, and a context could make the running server fail.
 ROOM = 3 << 30
@@ -20,15 +20,13 @@ ROOM = 3 << 30
 def collect(argument: Any) -> Dict[str, Any]:
     """argument: {"need": GPUs that the server takes, "base": the first} or None.
 
-    Returns {shm: {size, free, writable, entries, leftovers} | null, memlock: bytes, null for no limit, infiniband:
-    [device], interfaces: [name] | null, env: {name: value}, pairs: {"0-1": {access, ok, code}}, peer_error}. pairs: of
-    neighbours, a written block that was read back from the other; empty for fewer than two GPUs.
+    Returns {shm: {size, free, writable, entries, leftovers} | null, infiniband: [device], interfaces: [name] | null,
+    env: {name: value}, pairs: {"0-1": {access, ok, code}}, peer_error}. pairs: of neighbours, a written block that was
+    read back from the other; empty for fewer than two GPUs.
     """
     asked = argument or {}
-    soft = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
     found: Dict[str, Any] = {
         "shm": shm(),
-        "memlock": None if soft == resource.RLIM_INFINITY else soft,
         "infiniband": sorted(os.path.basename(path) for path in glob.glob("/sys/class/infiniband/*")),
         "interfaces": sorted(os.listdir("/sys/class/net")) if os.path.isdir("/sys/class/net") else None,
         "env": {name: os.environ[name] for name in _TOLD if name in os.environ},

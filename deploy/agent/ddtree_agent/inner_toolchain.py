@@ -28,7 +28,7 @@ def collect(argument: Any) -> Dict[str, Any]:
     """argument: {backends: {flag: value}} of the server's arguments.
 
     {variables, tools: {name: {path, version, error}}, cuda_home, nvcc: {version, archs}, python_h, ldconfig, ptxas:
-    [{path, version, accepts: {arch: bool}}], devices: [{name, cc}] or null, devices_error, jit, backends}.
+    [{path, version, accepts: {arch: bool}}], devices: [{name, cc}] or null, devices_error, jit, hipcc, backends}.
     """
     devices, why = _devices()
     archs = sorted({d["cc"].replace(".", "") for d in devices or []})
@@ -52,6 +52,7 @@ def collect(argument: Any) -> Dict[str, Any]:
         "devices": devices,
         "devices_error": why,
         "jit": _jit(),
+        "hipcc": _hipcc(),
         "backends": (argument or {}).get("backends", {}),
     }
 
@@ -231,6 +232,23 @@ def _jit() -> Dict[str, Any]:
         "flashinfer_aot": bool(aot) or _where("flashinfer_jit_cache") is not None,
         "triton": _where("triton") is not None,
     }
+
+
+def _hipcc() -> Optional[str]:
+    """Why tvm-ffi would compile with AMD's hipcc, in words; null where it would not.
+
+    Until 2026-07 (0.1.9 and before 0.1.15) it asked for ROCm's directory before it asked torch.
+    """
+    text = _text(_where("tvm_ffi"), "cpp/extension.py")
+    if os.environ.get("TVM_FFI_GPU_BACKEND", "").lower() in ("cuda", "hip"):
+        return "TVM_FFI_GPU_BACKEND=hip" if os.environ["TVM_FFI_GPU_BACKEND"].lower() == "hip" else None
+    asks = re.search(r"\ndef _detect_gpu_backend\(.*?(?=\n(?:def |@)|\Z)", text, re.S)
+    if asks is None or "_find_rocm_home()" not in asks.group(0) or "import torch" in asks.group(0):
+        return None
+    for name in ("ROCM_HOME", "ROCM_PATH"):
+        if os.environ.get(name):
+            return f"{name}={os.environ[name]}"
+    return shutil.which("hipcc") or ("/opt/rocm" if os.path.exists("/opt/rocm") else None)
 
 
 def _where(name: str) -> Optional[str]:

@@ -1,6 +1,6 @@
 """The weight files of target and draft: is each whole, what do they hold, by their headers alone.
 
-Runs in the unit's sandbox as the service's user, so this file is whole in itself. Reads no weights.
+Runs in the unit's sandbox as the service's user, with inner_files alone beside it. Reads no weights.
 """
 
 import json
@@ -11,12 +11,12 @@ import struct
 import time
 from typing import Any, Dict, List, Optional, Tuple
 
+from .inner_files import LFS, read_json
+
 HEADER_MAX = 100 << 20  # the safetensors format's own limit
-JSON_MAX = 64 << 20
 SHARDS = 500
 SECONDS = 8.0
 NAMED = 8
-_LFS = b"version https://git-lfs"
 
 
 def collect(argument: Dict[str, Any]) -> Dict[str, Any]:
@@ -70,7 +70,7 @@ def weights(place: str, names: List[str], end: float) -> Dict[str, Any]:
     faults: List[Dict[str, str]] = []
     if index:
         try:
-            for tensor, name in _json(os.path.join(place, index))["weight_map"].items():
+            for tensor, name in read_json(os.path.join(place, index))["weight_map"].items():
                 mapped.setdefault(str(name), []).append(str(tensor))
         except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
             faults.append({"file": index, "why": f"cannot be read: {error}"})
@@ -109,7 +109,7 @@ def header(path: str, size: int) -> "Tuple[Optional[str], Dict[str, Any]]":
     """(what is wrong with a safetensors file, {tensor: (dtype, shape, bytes)}): 8 bytes of length, JSON, then data."""
     with open(path, "rb") as file:
         head = file.read(64)
-        if head.startswith(_LFS):
+        if head.startswith(LFS):
             return "is a Git LFS pointer, not the weights", {}
         if size < 8:
             return f"has {size} bytes", {}
@@ -193,7 +193,7 @@ def _torch_file(path: str, size: int) -> Optional[str]:
     """A torch.save file is a zip, whose directory stands at its end."""
     with open(path, "rb") as file:
         head = file.read(64)
-        if head.startswith(_LFS):
+        if head.startswith(LFS):
             return "is a Git LFS pointer, not the weights"
         if head.startswith(b"PK"):
             file.seek(max(0, size - 65557))
@@ -205,14 +205,6 @@ def _torch_file(path: str, size: int) -> Optional[str]:
 def _gguf(path: str) -> Optional[str]:
     with open(path, "rb") as file:
         head = file.read(64)
-    if head.startswith(_LFS):
+    if head.startswith(LFS):
         return "is a Git LFS pointer, not the weights"
     return None if head.startswith(b"GGUF") else "does not begin like a GGUF file"
-
-
-def _json(path: str) -> Any:
-    with open(path, "rb") as file:
-        raw = file.read(JSON_MAX + 1)
-    if raw.startswith(_LFS):
-        raise ValueError("is a Git LFS pointer")
-    return json.loads(raw)

@@ -99,6 +99,12 @@ def joined(lines: Iterable[str]) -> List[Tuple[Optional[float], str]]:
     return found
 
 
+def xid_of(line: str) -> Optional[int]:
+    """The number of the Xid event that a line tells; None where it tells none."""
+    found = _XID.search(line)
+    return int(found.group(2)) if found else None
+
+
 def _event(text: str) -> Optional[Dict[str, Any]]:
     xid = _XID.search(text)
     if xid:

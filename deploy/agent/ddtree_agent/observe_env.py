@@ -4,6 +4,8 @@ import glob
 import shutil
 from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
 
+from . import kernel_log
+from .core import xid
 from .systemd import run
 
 _LEAST_FREE = 64 << 20
@@ -11,8 +13,8 @@ _NODES = "/dev/nvidia*"
 
 
 class HostState(NamedTuple):
-    """GPUs by UUID as nvidia-smi lists them (None: it has no answer), device nodes, kernel lines that name an Xid
-    (empty where this container may not read them), free bytes by path."""
+    """GPUs by UUID as nvidia-smi lists them (None: it has no answer), device nodes, kernel lines of Xid events that
+    are the host's own (none where this container may not read them), free bytes by path."""
 
     gpus: Optional[Tuple[str, ...]]
     nodes: Tuple[str, ...]
@@ -59,7 +61,5 @@ def _gpus() -> Optional[Tuple[str, ...]]:
 
 def _xids() -> Tuple[str, ...]:
     status, out, _ = run(["dmesg"], 5)
-    # Application faults (13, 31, 43, 45, 109 of NVIDIA's Xid list) are the release's own doing.
-    own = tuple(f"): {number}," for number in (13, 31, 43, 45, 109))
-    lines = (line.strip() for line in out.splitlines()) if status == 0 else iter(())
-    return tuple(line for line in lines if "NVRM: Xid" in line and not any(mark in line for mark in own))
+    lines = [(kernel_log.xid_of(line), line.strip()) for line in out.splitlines()] if status == 0 else []
+    return tuple(line for code, line in lines if code is not None and xid.clears_release(code))

@@ -5,7 +5,7 @@ import os
 import time
 from typing import Any, Dict, Optional
 
-from . import drain, evidence, gate, guard, room, service, store
+from . import drain, evidence, gate, gpu_return, guard, room, service, store
 from .core.log_text import clean
 from .core.txn import FORWARD, TOUCHED, is_open
 from .decided import confirmed, keep_all, kept_text, set_confirmed, sweep_ready, undo_of
@@ -280,6 +280,7 @@ def _restore_once(txn: Txn) -> Optional[Failure]:
             return _shut_still(txn)
         stopped = service.stop(layout.service, intent["timeouts"]["stop"])
         txn.say({"ev": "note", "text": f"stopped in {stopped['seconds']} s"})
+        gpu_return.wait(txn)
         shut = _shut_still(txn)
         if not intent["was_active"]:
             return shut
@@ -344,7 +345,7 @@ def _record(txn: Txn, fields: Dict[str, Any]) -> None:
     whole = read_json(os.path.join(txn.dir, "outcome.json"))
     if not isinstance(whole, dict):
         asked = {key: txn.intent.get(key) for key in _ASKED}
-        whole = {**asked, "source_digest": _sources(txn), **measures(txn), **fields}
+        whole = {**asked, **_made_of(txn), **measures(txn), **fields}
         write_json(os.path.join(txn.dir, "outcome.json"), whole, mode=0o600)
     # a first try may have ended between the two writes, and the history is what proves
     try:
@@ -366,10 +367,11 @@ def _write_down(txn: Txn, fields: Dict[str, Any]) -> None:
         txn.say({"ev": "note", "text": f"WARN the history could not be written: {error}"})
 
 
-def _sources(txn: Txn) -> Optional[str]:
-    """What the release was made of: the history keeps it, so that it counts when the release itself is gone."""
+def _made_of(txn: Txn) -> Dict[str, Optional[str]]:
+    """{source_digest, runtime} of the release: the history keeps them, so that they count when it is gone itself."""
     try:
-        source = store.manifest_of(txn.layout, txn.intent["release"]).get("source_digest")
+        manifest = store.manifest_of(txn.layout, txn.intent["release"])
     except (AgentError, OSError):
-        return None  # a failed release that cannot be read does not cost the record
-    return str(source) if source else None
+        manifest = {}  # a failed release that cannot be read does not cost the record
+    found = {key: manifest.get(key) for key in ("source_digest", "runtime")}
+    return {key: str(value) if value else None for key, value in found.items()}

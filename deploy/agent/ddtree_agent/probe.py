@@ -74,7 +74,8 @@ def probe(request: Dict[str, Any]) -> Dict[str, Any]:
     found.update(zip([name for name, _ in after], answers))
     for (names, _, _), answer in zip(areas, answers[len(after) :]):
         for name in names:
-            found[name] = answer.get(name) or {"error": answer.get("error", "no answer")}
+            took = {"ms": answer["ms"]} if "ms" in answer else {}
+            found[name] = {**took, **(answer.get(name) or {"error": answer.get("error", "no answer")})}
     found["launch"] = describe(launch)
     for section in found.values():
         if isinstance(section, dict):

@@ -7,6 +7,7 @@ from typing import Any, Callable, Dict, List, Optional, Tuple
 from . import (
     inner_arguments,
     inner_caches,
+    inner_code,
     inner_cuda,
     inner_limits,
     inner_model,
@@ -79,6 +80,12 @@ INSIDE: List[Tuple[str, ModuleType, Callable[[Context], Any], float]] = [
     (
         "weights",
         inner_weights,
+        lambda c: probe_model.stored(c.request, c.launch, c.env, probe_host.user(c.show).get("home")),
+        15,
+    ),
+    (
+        "checkpoint_code",
+        inner_code,
         lambda c: probe_model.stored(c.request, c.launch, c.env, probe_host.user(c.show).get("home")),
         15,
     ),

@@ -12,8 +12,6 @@ from . import nvidia_smi, systemd
 if TYPE_CHECKING:
     from .probe_areas import Context
 
-#: Driver functions that kernel wheels of the last years link against (failures.md F007).
-SYMBOLS = ["cuTensorMapEncodeTiled", "cuGreenCtxStreamCreate", "cuMulticastCreate"]
 _FABRIC_UNITS = ("nvidia-fabricmanager.service", "nvidia-fabricmanager-dev.service")
 _NVIDIA, _DISPLAY, _BRIDGE = "0x10de", ("0x0300", "0x0302"), "0x0680"
 
@@ -84,7 +82,7 @@ def on_cpu(context: "Context") -> bool:
 
 def smoke_argument(context: "Context") -> Optional[Dict[str, Any]]:
     """What inner_cuda.collect takes."""
-    return None if on_cpu(context) else dict(asked_for(context), symbols=SYMBOLS)
+    return None if on_cpu(context) else asked_for(context)
 
 
 def peer_argument(context: "Context") -> Dict[str, Any]:

@@ -18,7 +18,7 @@ NAMED = 20
 #: Arguments that decide which kernels compile; their values are names of backends, never secrets.
 BACKENDS = (
     "--attention-backend", "--prefill-attention-backend", "--decode-attention-backend", "--sampling-backend",
-    "--moe-runner-backend", "--speculative-attention-backend", "--mm-attention-backend",
+    "--moe-runner-backend", "--speculative-draft-attention-backend", "--mm-attention-backend",
 )  # fmt: skip
 
 

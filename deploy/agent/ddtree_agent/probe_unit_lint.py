@@ -5,7 +5,7 @@ import re
 import shutil
 from typing import TYPE_CHECKING, Any, Dict, List, Set
 
-from . import caps, systemd, unitenv, unitfile
+from . import caps, probe_unit_needs, systemd, unitenv, unitfile
 
 if TYPE_CHECKING:
     from .probe_areas import Context
@@ -38,7 +38,7 @@ _QUOTED = re.compile(
 
 def collect(context: "Context") -> Dict[str, Any]:
     """{properties, settings, commands, environment, dropped, stale, environment_files, working_directory, programs,
-    notifies, verify, journald}. No value of a variable and no argument of a command is in it."""
+    notifies, verify, journald, paths, conditions, units}. No value of a variable and no argument of a command."""
     name = context.request.get("service") or "sglang.service"
     show = systemd.show(name, [*PROPERTIES.split(), "FragmentPath", "DropInPaths"])
     if not show:
@@ -69,6 +69,7 @@ def collect(context: "Context") -> Dict[str, Any]:
         ),
         "verify": verify(name, paths),
         "journald": journald(),
+        **probe_unit_needs.collect(name, lines),
     }
 
 
@@ -155,9 +156,12 @@ def directory(shown: str, lines: "List[unitfile.Line]") -> Dict[str, Any]:
 
 
 def program(path: str) -> Dict[str, Any]:
-    """{path, exists, executable, interpreter, interpreter_exists}: of its #! line, null where it is no script."""
+    """{path, exists, executable, runs, interpreter, interpreter_exists}: of its #! line, null where it is no script.
+
+    runs: whether the kernel knows what to do with the file: a program, or a script with a first line that says of what.
+    """
     answer: Dict[str, Any] = {"path": path, "exists": None, "executable": None, "interpreter": None}
-    answer["interpreter_exists"] = None
+    answer.update(interpreter_exists=None, runs=None)
     if not path.startswith("/") or "$" in path or "%" in path:
         return answer
     answer.update(exists=os.path.isfile(path), executable=os.path.isfile(path) and os.access(path, os.X_OK))
@@ -166,12 +170,22 @@ def program(path: str) -> Dict[str, Any]:
             head = file.readline(512)
     except OSError:
         return answer
+    if not _other_formats():
+        answer["runs"] = head.startswith((b"#!", b"\x7fELF"))
     words = head[2:].decode("utf-8", "replace").split() if head.startswith(b"#!") else []
     if words:
         # A carriage return at its end is part of the name: such a script never starts.
         name = words[0] + ("\r" if head.rstrip(b"\n").endswith(b"\r") and len(words) == 1 else "")
         answer.update(interpreter=name.replace("\r", "\\r"), interpreter_exists=os.path.exists(name))
     return answer
+
+
+def _other_formats() -> bool:
+    """Whether the kernel was taught more kinds of programs (binfmt_misc)."""
+    try:
+        return bool(set(os.listdir("/proc/sys/fs/binfmt_misc")) - {"register", "status"})
+    except OSError:
+        return False
 
 
 def verify(name: str, paths: List[str]) -> Dict[str, Any]:

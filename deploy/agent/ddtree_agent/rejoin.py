@@ -5,7 +5,7 @@ from typing import Any, Dict
 
 from . import status
 from .journal import Txn, open_txn
-from .layout import Layout, holder
+from .layout import Layout, holder, read_history
 
 #: A runner whose rollout has just ended holds the lock for a moment more.
 _LINGER_S = 10.0
@@ -14,8 +14,8 @@ _LINGER_S = 10.0
 def rejoin(layout: Layout) -> Dict[str, Any]:
     """{"open": {txn, nonce, kind, who, why, mode, release, state, began}} for the caller (root) to follow and confirm.
 
-    Without an open rollout {"open": None, "last": its line of the history | None, "status": as `status` says,
-    "held_by": who is at work without one (a push) | None}.
+    Without an open rollout {"open": None, "last": the newest one's line of the history | None, "status": as `status`
+    says, "held_by": who is at work without one (a push) | None}.
     """
     until = time.monotonic() + _LINGER_S
     while True:
@@ -26,10 +26,10 @@ def rejoin(layout: Layout) -> Dict[str, Any]:
         if held is None or time.monotonic() > until:
             break
         time.sleep(0.2)
-    entries = status.history(layout, 1)
+    rollouts = [entry for entry in read_history(layout) if "txn" in entry]  # not what else is noted there
     return {
         "open": None,
-        "last": entries[0] if entries else None,
+        "last": rollouts[-1] if rollouts else None,
         "held_by": held,
         "status": status.status(layout),
     }

@@ -10,6 +10,7 @@ from . import (
     drain,
     drift,
     gate,
+    gpu_return,
     guard,
     hold,
     install,
@@ -356,6 +357,7 @@ def no_room(error: OSError, meaning: str = "nothing was stopped") -> AgentError:
 
 
 def _stop(txn: Txn, intent: Dict[str, Any]) -> None:
+    gpu_return.look(txn)
     asked = txn.abort_asked() if intent["kind"] == "deploy" else None
     if asked:  # the last moment at which it costs nobody anything
         raise Stopped(asked)
@@ -365,6 +367,7 @@ def _stop(txn: Txn, intent: Dict[str, Any]) -> None:
     stopped = service.stop(txn.layout.service, intent["timeouts"]["stop"])
     stopwatch(txn, stop=stopped, down_since=begun)
     _step(txn, "STOPPED", **stopped)
+    gpu_return.wait(txn)
 
 
 def _shut_gate(txn: Txn, intent: Dict[str, Any]) -> None:

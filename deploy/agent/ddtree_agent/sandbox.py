@@ -12,7 +12,7 @@ import time
 from types import ModuleType
 from typing import Any, Dict, List, Tuple
 
-from . import caps, systemd, unitenv
+from . import caps, inner_files, systemd, unitenv
 
 #: Properties that decide whether an import works; the others (restart, limits of time, sockets) are not the smoke's.
 COPIED = """
@@ -22,6 +22,8 @@ LimitMEMLOCK LimitNPROC LimitAS MemoryMax DynamicUser AmbientCapabilities Memory
 RestrictAddressFamilies
 """
 _LOADER = re.compile(r"LD_|PATH$")
+#: What the programs may import: `from .inner_files import …`.
+SHARED = (inner_files,)
 
 
 def collect(
@@ -29,8 +31,8 @@ def collect(
 ) -> Dict[str, Dict[str, Any]]:
     """{section: its facts, or {"error": why}} of programs that run in the unit's place, side by side.
 
-    jobs: [(section, module, argument, limit in seconds)]. A module has `collect(argument) -> dict`, is whole in its
-    own file (its text travels over stdin), uses the standard library alone and prints nothing. show: properties of the
+    jobs: [(section, module, argument, limit in seconds)]. A module has `collect(argument) -> dict`, imports
+    the standard library and SHARED alone (its text travels over stdin), and prints nothing. show: properties of the
     unit (probe_unit.properties() and COPIED). Never raises.
     """
     names = [name for name, _, _, _ in jobs]
@@ -104,7 +106,9 @@ def _command(launch: unitenv.Launch) -> List[str]:
 
 def _program(jobs: "List[Any]") -> bytes:
     parts = {name: [_source(module), argument, limit] for name, module, argument, limit in jobs}
-    return f"JOBS = {json.dumps(json.dumps(parts))}\n{_MAIN}".encode()
+    shared = {module.__name__.rpartition(".")[2]: _source(module) for module in SHARED}
+    said = f"JOBS = {json.dumps(json.dumps(parts))}\nSHARED = {json.dumps(json.dumps(shared))}\n"
+    return (said + _MAIN).encode()
 
 
 def _source(module: ModuleType) -> str:
@@ -129,11 +133,15 @@ def _read(out: str) -> Dict[str, Dict[str, Any]]:
 
 # A section that hangs is left behind: os._exit ends the process with its threads.
 _MAIN = """
-import json, os, sys, threading, time
+import json, os, sys, threading, time, types
+sys.modules["ddtree_inside"] = types.ModuleType("ddtree_inside")
+for name, source in json.loads(SHARED).items():
+    module = sys.modules["ddtree_inside." + name] = types.ModuleType("ddtree_inside." + name)
+    exec(compile(source, "<%s>" % name, "exec"), module.__dict__)
 out, sys.stdout = os.fdopen(os.dup(1), "w"), sys.stderr
 answers, began, lock = {}, time.monotonic(), threading.Lock()
 def one(name, source, argument):
-    started, space = time.monotonic(), {"__name__": "ddtree_" + name}
+    started, space = time.monotonic(), {"__name__": "ddtree_" + name, "__package__": "ddtree_inside"}
     try:
         exec(compile(source, "<%s>" % name, "exec"), space)
         value = space["collect"](argument)

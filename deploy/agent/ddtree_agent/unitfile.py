@@ -14,6 +14,8 @@ _KNOWN = set("aAbBCdEfgGhHiIjJlLmMnNopPqsStTuUvVwWyY")
 #: A date format: in a unit its letters are machine id, credentials directory and so on.
 _DATE = re.compile(r"%[YymdjbHMSFT][-:_./T ]?%[YmdHMSs]")
 _VARIABLE = re.compile(r"\$\$|\$\{([A-Za-z_][A-Za-z0-9_]*)\}|^\$([A-Za-z_][A-Za-z0-9_]*)$")
+#: systemd takes the whole of such a word for a variable's name (env-util.c, replace_env_argv).
+_GLUED = re.compile(r"\$([A-Za-z_][A-Za-z0-9_]*)[^A-Za-z0-9_]")
 _ESCAPES = {"n": "\n", "t": "\t", "s": " ", "r": "\r"}
 
 
@@ -105,10 +107,10 @@ def words(value: str) -> Tuple[List[Tuple[str, bool]], bool]:
 
 def command(line: Line, names: "Set[str]") -> Dict[str, Any]:
     """The shape of an Exec…= line: {file, line, key, program, prefixes, unset, optional_unset, specifiers, json,
-    open_quote}.
+    open_quote, glued}.
 
     names: variables that are set. unset: used inside a word or braced and set by nobody, so that a hole is left;
-    optional_unset: whole words of that kind, which vanish.
+    optional_unset: whole words of that kind, which vanish; glued: variables that a word begins with and goes on after.
     """
     split, open_quote = words(line.value)
     first = split[0][0] if split else ""
@@ -116,6 +118,7 @@ def command(line: Line, names: "Set[str]") -> Dict[str, Any]:
     expands = ":" not in first[: len(first) - len(program)]
     holes: List[str] = []
     vanish: List[str] = []
+    glued: List[str] = []
     for word, _ in split[1:] if expands else []:
         for match in _VARIABLE.finditer(word):
             braced, whole = match.group(1), match.group(2)
@@ -123,6 +126,9 @@ def command(line: Line, names: "Set[str]") -> Dict[str, Any]:
                 holes.append(braced)
             elif whole and whole not in names:
                 vanish.append(whole)
+        begun = _GLUED.match(word)
+        if begun:
+            glued.append(begun.group(1))
     return {
         "file": line.path,
         "line": line.number,
@@ -134,6 +140,7 @@ def command(line: Line, names: "Set[str]") -> Dict[str, Any]:
         "specifiers": specifiers(line.value),
         "json": [was for was, (word, whole) in _flagged(split) if not whole and _broken_json(word)],
         "open_quote": open_quote,
+        "glued": sorted(set(glued)),
     }
 
 

@@ -20,7 +20,10 @@ SHARED = (
     "watch_motion.py",
     "watch_unit.py",
     "signatures.py",
+    "log_record.py",
     "log_text.py",
+    "raised.py",
+    "xid.py",
     "signatures.json",
 )
 _EPOCH = (1980, 1, 1, 0, 0, 0)

@@ -55,7 +55,12 @@ def sync(
     names = list(chosen.names)
     asked = {**_starts(inventory, a_host), "runtime": a_host.runtime, "names": names}
     manifest = _last(a, "env-manifest", asked, say, a_host.name)["manifest"]
-    here = {**_starts(inventory, b_host), "interpreter": two.interpreter, "who": who.operator()}
+    here = {
+        **_starts(inventory, b_host),
+        "interpreter": two.interpreter,
+        "who": who.operator(),
+        "from": a_host.name,
+    }
     plan = _last(b, "env-prepare", {**here, "manifest": manifest}, say, b_host.name)
     if not plan["there"]:
         missing = plan["missing"]

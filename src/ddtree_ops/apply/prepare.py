@@ -312,6 +312,7 @@ def _plan(
         release=release.digest,
         linked="jit_kernel" in release.manifest["links"],
         stop_limit_s=host.timeouts.stop,
+        runtime=host.runtime,
     )
     refused = over(downtime, host.max_downtime)
     service = seen["service"]

@@ -18,12 +18,14 @@ def attach(
     """Follow the open rollout from its beginning, confirm it when it is gated, exit as its own operator would.
 
     An interrupt asks the host to roll the deploy back, as deploy's does; a second one detaches. Where no rollout is
-    open, it says how the last one ended (exit 0 only where that was confirmed) and what runs now.
+    open, it says how the last one ended (exit 0 only where that was confirmed) and what runs now; exit 5 where the
+    host is not any more what was confirmed.
     """
     from ddtree_ops.apply.attach import attach as execute
     from ddtree_ops.cli._common import check_output, one_host
     from ddtree_ops.cli._run import connector
     from ddtree_ops.cli._sinks import document, open_sink, say
+    from ddtree_ops.core.errors import PendingChanges
     from ddtree_ops.core.events import parse_event
 
     check_output(json, events)
@@ -40,6 +42,13 @@ def attach(
         document({"host": chosen.name, "attached": ended.joined, "result": ended.outcome, **now})
     if not quiet:
         say(_describe(chosen.name, ended))
+    drift = (ended.status or {}).get("drift")
+    if drift:
+        raise PendingChanges(
+            f"the last rollout was confirmed, and the host has drifted since: {'; '.join(drift)}",
+            host=chosen.name,
+            next=f"ddtree-ops status --host {chosen.name}",
+        )
 
 
 def _describe(name: str, ended: Any) -> str:

@@ -36,7 +36,9 @@ def history(
 
 
 def what(entry: dict[str, Any]) -> str:
-    """The change in words: `deploy shadow 4ab3…`, `rollback to baseline`."""
+    """The change in words: `deploy shadow 4ab3…`, `rollback to baseline`, `env sync of runtime 77aa… from ct129`."""
+    if entry["kind"] == "env-sync":
+        return f"env sync of runtime {entry.get('runtime')} from {entry.get('from')}"
     if entry["kind"] == "undo":
         return f"rollback to {entry['release']}"
     return f"{entry['kind']} {entry['mode']} {entry['release']}"
@@ -46,9 +48,11 @@ def describe(entry: dict[str, Any]) -> str:
     """One entry as a line, and its failure as a second one."""
     when = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(entry["at"]))
     who = entry["who"] + (f" from {entry['origin']}" if entry.get("origin") else "")
-    line = (
-        f"{when} UTC  {what(entry)} by {who}: {entry['outcome']}, {entry['serving'] or 'nothing'} serves"
-        + (f", downtime {entry['downtime_s']} s" if entry.get("downtime_s") else "")
+    line = f"{when} UTC  {what(entry)} by {who}: {entry['outcome']}"
+    if entry["kind"] == "env-sync":
+        return f"{line}\n    {', '.join(entry.get('packages') or ())}"
+    line += f", {entry['serving'] or 'nothing'} serves" + (
+        f", downtime {entry['downtime_s']} s" if entry.get("downtime_s") else ""
     )
     if entry.get("why") and not str(entry["why"]).startswith(("deploy ", "rollback", "apply ")):
         line += f"\n    why: {one_line(str(entry['why']))}"

@@ -79,6 +79,23 @@ def _interpreter(value: str) -> str:
     return value
 
 
+def _address(value: str) -> str:
+    return _ssh_word(value, r"""[\s'"`$\\;&<>|(){}]""")
+
+
+def _user(value: str) -> str:
+    return _ssh_word(value, r"""[\s'"`;&<>|(){}]|\\$""")  # DOMAIN\\user is one
+
+
+def _ssh_word(value: str, refused: str) -> str:
+    """As OpenSSH takes the names of hosts and users since 9.6: they end up in a ProxyCommand's line."""
+    if value.startswith("-"):
+        raise ValueError("begins with a dash, which ssh takes for an option")
+    if re.search(refused, value):
+        raise ValueError("has a character that a shell reads: no host and no user has one in its name")
+    return value
+
+
 Text = Annotated[str, _TEXT]
 Feature = Annotated[str, AfterValidator(_feature), WithJsonSchema({"type": "string", "enum": list(FEATURES)})]
 Seconds = Annotated[float, Field(gt=0, le=86400, strict=False)]
@@ -138,11 +155,13 @@ class Drain(_Strict):
 class HostKeys(_Strict):
     """The keys of one host; `defaults`, a group and a host take the same ones."""
 
-    address: Text | None = Field(
+    address: Annotated[Text, AfterValidator(_address)] | None = Field(
         default=None, description="where to connect; default: the host's name, so ssh_config decides"
     )
     ssh_port: Port | None = Field(default=None, description="port of sshd; default: ssh_config, else 22")
-    user: Text = Field(default="root", description="login; another than root uses `sudo -n`")
+    user: Annotated[Text, AfterValidator(_user)] = Field(
+        default="root", description="login; another than root uses `sudo -n`"
+    )
     ssh_config: Text | None = Field(
         default=None, description="default: $DDTREE_OPS_SSH_CONFIG, else ~/.ssh/config"
     )

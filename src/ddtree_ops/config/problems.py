@@ -6,18 +6,26 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ddtree_ops.core.errors import UsageProblem
+from ddtree_ops.core.text import escaped
 
 Loc = tuple[str | int, ...]
 
 
 @dataclass(frozen=True, order=True)
 class Problem:
-    """One fault: line and column count from 1; `path` is dotted, empty for the file as a whole."""
+    """One fault: line and column count from 1; `path` is dotted, empty for the file as a whole.
+
+    What stands in the file may be repeated in `path` and `message`: control characters in it are shown escaped.
+    """
 
     line: int
     column: int
     path: str
     message: str
+
+    def __post_init__(self) -> None:
+        for name in ("path", "message"):
+            object.__setattr__(self, name, escaped(getattr(self, name)))
 
 
 class ConfigProblem(UsageProblem):

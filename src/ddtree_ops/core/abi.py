@@ -24,9 +24,9 @@ PLAIN_CUDA = re.compile(
 )
 
 
-def judge(abi: Abi, device: str | None, interpreter: str, running: bool = False) -> list[Finding]:
-    """Findings about the builds. device: the server's `--device`, None for its default, a GPU. running: the service
-    serves now, so what only may break it is a WARN."""
+def judge(abi: Abi, device: str | None, interpreter: str, host: str, running: bool = False) -> list[Finding]:
+    """Findings about the builds on `host`. device: the server's `--device`, None for its default, a GPU. running: the
+    service serves now, so what only may break it is a WARN."""
     found = duplicates(abi, interpreter)
     if device == "cpu":
         return [*found, ok("cuda-build", "--device cpu: the rules for GPU builds do not apply")]
@@ -36,7 +36,7 @@ def judge(abi: Abi, device: str | None, interpreter: str, running: bool = False)
         said = f"torch {abi.torch.version} is a CPU build, and the server has no --device cpu"
         return [*found, block("cuda-build", said, _install(interpreter, "torch", "for the host's CUDA"))]
     found.append(ok("cuda-build", f"torch {abi.torch.version} is built for CUDA {abi.torch.cuda}"))
-    found += kernels(abi, abi.torch.cuda, interpreter)
+    found += kernels(abi, abi.torch.cuda, interpreter, host)
     found += companions(abi, abi.torch.cuda, interpreter, running)
     found += flashinfer(abi, interpreter)
     return found
@@ -54,11 +54,14 @@ def duplicates(abi: Abi, interpreter: str) -> list[Finding]:
     return found or [ok("duplicates", "no distribution is installed twice")]
 
 
-def kernels(abi: Abi, cuda: str, interpreter: str) -> list[Finding]:
+def kernels(abi: Abi, cuda: str, interpreter: str, host: str) -> list[Finding]:
     """The kernel wheel against torch's CUDA, by its binaries' NEEDED names and by its tag."""
     wheels = [dist for dist in abi.dists if dist.name in KERNELS]
     label = f"{wheels[0].name} {wheels[0].version}" if wheels else "sgl_kernel"
-    remedy = _install(interpreter, wheels[0].name if wheels else "sglang-kernel", f"built for CUDA {cuda}")
+    remedy = (
+        _install(interpreter, wheels[0].name if wheels else "sglang-kernel", f"built for CUDA {cuda}")
+        + f"; or the packages of a host where they fit: ddtree-ops env sync --from HOST --to {host}"
+    )
     major = cuda.partition(".")[0]
     runtimes: dict[str, str] = {}
     unread = [kernel for kernel in abi.kernels if kernel.needed is None]

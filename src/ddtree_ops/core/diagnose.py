@@ -18,23 +18,34 @@ from ddtree_ops.core.needles import Gate
 from ddtree_ops.core.signatures import PHASES, Evidence, Scanner, Signature
 
 _ANY = "pasted"
-#: Signatures so general that a specific line after them is the better cause.
-_GENERAL = frozenset({"F02", "I04", "J11", "N05", "Y01", "Y02", "Y03"})
 #: Counted over the whole log instead of believed at once: a wedged engine, speculation that never accepts.
 _STUCK, _FLAT = "S80", "S74"
+#: Looked for only where nothing else is known of a line, and before its level is cut off with what precedes it.
+_LEVEL = "Y05"
 _FLAT_MIN, _FLAT_SURE, _FLAT_BOUND = 3, 6, 1.05
 _OUTSIDE_ENGINE = frozenset({"transport"})
 
 _FRAME = re.compile(r'\s*File ".*", line \d+')
 _WRAPPED = re.compile(r'^\{.*"(?:log|MESSAGE|message|msg)" ?:')
+_DOCUMENTS = re.compile(
+    r"\s*(?:# +|NOTE: |--[a-z][\w-]+(?:[ ,=]|$))"
+)  # a comment or a help text, and what they warn of
 _STATISTICS = re.compile(r"(?:Running: \d+ reqs|Decode batch)")
 _ACCEPTED = re.compile(r"Decode batch.*accept len: (?P<length>\d+\.\d+)")
 _ENGINE = re.compile(
     r"server_args=|\bsglang\b.*(?:launch_server|serve\b)|Load weight begin|Uvicorn running on|ServerArgs\("
+    r"|vLLM API server version|non-default args: |Initializing an? (?:V1 )?LLM engine|Automatically detected platform"
+    r"|\(EngineCore\w* pid=|Application startup complete"
 )
+#: What other servers than SGLang say when they serve; SGLang says it before its warm-up, and "ready to roll" after.
+_SERVES = re.compile(r"Application startup complete|Uvicorn running on")
+_SGLANG = re.compile(r"server_args=|\bsglang\b|Load weight begin|\b(?:TP|DP|EP|PP)\d+\] ")
+#: The first line of a start of another server than SGLang.
+_BEGINS = re.compile(r"vLLM API server version \S+")
 _DONE = re.compile(r"\bends?\b|\b100%")
 _STOPPING = re.compile(r"\bStopping \S+")
 _NOTHING_YET = ("refused",)
+_ANSWERED = re.compile(r"\" 200\b|HTTP/[\d.]+ 200\b|\b200 OK\b|\bis (?:up|ready|healthy)\b")
 
 
 @dataclass(frozen=True)
@@ -89,11 +100,12 @@ class Reader:
     def __init__(self, signatures: list[Signature]) -> None:
         self._role = {signature.id: signature.role for signature in signatures}
         self._by_id = {signature.id: signature for signature in signatures}
-        known = [s for s in signatures if s.role not in ("passed", "entered") and s.id != _STUCK]
+        apart = (_STUCK, _LEVEL)
+        known = [s for s in signatures if s.role not in ("passed", "entered") and s.id not in apart]
         self._marks = [s for s in signatures if s.role in ("passed", "entered")]
         self._gate = Gate([_anywhere(s) for s in known])
         self._engine_gate = Gate([_anywhere(s) for s in known if s.phases != _OUTSIDE_ENGINE])
-        self._engine = False
+        self._engine = self._sglang = False
         self._run = _Run(Scanner([]))
         self._failed_before: Diagnosis | None = None
         self._phase = ""
@@ -102,10 +114,11 @@ class Reader:
         self._waits: _Seen | None = None
         self._moves: _Seen | None = None
         self._note: _Seen | None = None
+        self._level: _Seen | None = None
         self._stuck: _Seen | None = None
         self._lengths: list[float] = []
         self._last_length = ""
-        self._stopping = False
+        self._stopping = self._answered = False
 
     def feed(self, raw: str) -> None:
         """Take one line (or several parts of one, as a progress bar writes them)."""
@@ -139,23 +152,34 @@ class Reader:
     def _line(self, line: str) -> None:
         self._count += bool(line.strip())
         text = bare(line)
+        if _DOCUMENTS.match(text):
+            return
         if not self._run.scanner.in_traceback and _FRAME.match(text):
             self._run.scanner.feed("Traceback (most recent call last):", _ANY)  # the paste began below it
         self._follow_start(text)
         scanner = self._run.scanner
-        scanner.signatures = self._gate.candidates(text)
+        scanner.signatures = self._gate.candidates(text + scanner.beside)
         signature = scanner.feed(line, _ANY)
         if scanner.best is not None and scanner.best.line != self._run.best_line:
             self._run.best_line, self._run.best_phase = scanner.best.line, self._phase
         if signature is not None:
             self._keep(signature, text, line)
+        elif self._level is None and not scanner.in_traceback and _LEVEL in self._by_id:
+            level = self._by_id[_LEVEL]
+            benign = any(s.role == "benign" and s.pattern.search(text) for s in scanner.signatures)
+            if not benign and level.pattern.search(line):
+                self._level = _Seen(level, clean(line), tuple(scanner.recent()))
         self._statistics(text)
         self._stopping = self._stopping or _STOPPING.search(text) is not None
+        self._answered = self._answered or _ANSWERED.search(text) is not None
 
     def _follow_start(self, text: str) -> None:
         """The phase, as far as milestones tell it; a new start; being ready."""
         if not self._engine and _ENGINE.search(text):
             self._engine, self._gate = True, self._engine_gate
+        self._sglang = self._sglang or _SGLANG.search(text) is not None
+        if not self._sglang and _BEGINS.search(text):
+            self._begin_again()
         for mark in self._marks:
             if not mark.pattern.search(text):
                 continue
@@ -169,12 +193,14 @@ class Reader:
             self._moves = None
             if target == "serve":
                 self._came_up()
+        if not self._sglang and _SERVES.search(text):
+            self._came_up()
 
     def _begin_again(self) -> None:
         """The arguments are logged once a start: a second time is the next start, and the first failure counts."""
         found = self._run.scanner.best
-        if found is None and not self._run.ready:
-            return
+        if not self._run.ready and (found is None or (found.rank < 4 and not found.kills)):
+            return  # only warnings so far: this start's own, from before it told its arguments
         cause = self._cause()
         if cause is not None and self._failed_before is None and cause.verdict == "FAIL":
             self._failed_before = cause
@@ -251,6 +277,11 @@ class Reader:
             return cause or flat or Diagnosis("OK", "")
         if self._moves is not None:
             return self._told("WAIT", self._moves)
+        if self._level is not None and not self._run.ready:
+            return self._told("WARN", self._level)
+        best = self._run.scanner.best
+        if best is not None and best.reason in _NOTHING_YET and not (self._run.ready or self._answered):
+            return self._of(best, "WAIT")
         return self._healthy()
 
     def _cause(self) -> Diagnosis | None:
@@ -267,7 +298,7 @@ class Reader:
         if role == "consequence":
             asked = best.reason == "exited-0" and (self._stopping or run.ready or best.id == "K15")
             return None if asked or self._waits is not None else self._of(best, "FAIL")
-        if role == "explains" and run.ready:
+        if role == "explains" and run.ready and not best.deadly:
             return self._of(best, "WARN")
         return self._of(best, "WARN" if run.ready and not best.kills else "FAIL")
 
@@ -301,7 +332,7 @@ class Reader:
 
 def _anywhere(signature: Signature) -> Signature:
     """The signature for a log of unknown phase; what only explains a death counts as much as what announces one."""
-    fatal = signature.role == "explains" and signature.id not in _GENERAL
+    fatal = signature.role == "explains" and not signature.general
     return replace(signature, phases=frozenset({_ANY}), role="fatal" if fatal else signature.role)
 
 

@@ -23,7 +23,7 @@ Rule = Callable[[Any, Live, Wanted], Sequence[Finding]]
 def _abi(found: Abi, live: Live, wanted: Wanted) -> list[Finding]:
     launch = live.launch if isinstance(live.launch, Launch) else None
     interpreter = launch.interpreter if launch else "python3"
-    return abi.judge(found, launch.device if launch else None, interpreter, serving(live))
+    return abi.judge(found, launch.device if launch else None, interpreter, wanted.host, serving(live))
 
 
 #: (rule, the section of the probe that it reads, the rule). In the order in which a person reads them.

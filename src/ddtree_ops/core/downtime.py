@@ -26,17 +26,24 @@ UNMEASURED = Downtime(None, "unknown")
 
 
 def estimate(
-    history: Sequence[Mapping[str, Any]], *, mode: str, release: str, linked: bool, stop_limit_s: float
+    history: Sequence[Mapping[str, Any]],
+    *,
+    mode: str,
+    release: str,
+    linked: bool,
+    stop_limit_s: float,
+    runtime: str | None = None,
 ) -> Downtime:
     """Median of the last measured starts in `mode`, else of any on this host; twice that where the change fails.
 
     `history`: the host's entries, oldest first; `linked`: jit_kernel/ is the base's own directory, so that its
-    compiled kernels are found again (their cache is keyed by path); `stop_limit_s`: timeouts.stop.
+    compiled kernels are found again (their cache is keyed by path); `stop_limit_s`: timeouts.stop; `runtime`: of the
+    release.
     """
     good = [e for e in history if e.get("outcome") == "confirmed" and (e.get("downtime_s") or 0) > 0]
     same = [e for e in good if e.get("mode") == mode]
     last = (same or good)[-_LAST:]
-    caches = _caches(good, release, linked)
+    caches = _caches(good, release, linked, runtime)
     if not last:
         text = (
             f"unknown: no start was measured on this host yet (the stop is bounded at {stop_limit_s:.0f} s); "
@@ -84,9 +91,14 @@ def check(downtime: Downtime, limit: float | None, host: str) -> None:
         )
 
 
-def _caches(good: Sequence[Mapping[str, Any]], release: str, linked: bool) -> str:
+def _caches(good: Sequence[Mapping[str, Any]], release: str, linked: bool, runtime: str | None) -> str:
     if any(e.get("release") == release for e in good):
         return "caches warm: this release ran here before"
+    if runtime is not None and not any(e.get("runtime") == runtime for e in good):
+        return (
+            f"caches cold: torch, Triton and FlashInfer come from runtime {runtime}, which never ran here, and what "
+            "they compile is kept by their versions and paths"
+        )
     if linked:
         return "caches warm: the kernels that the engine compiled here are found again"
     return "caches cold: a new directory of kernels, which the first start compiles"

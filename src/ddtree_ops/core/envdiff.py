@@ -196,7 +196,7 @@ def mixed(env: Env) -> list[str]:
                 f"{env.host} has torch {named} and {dist.name} {dist.version} built for {built}: {what} will not load"
             )
             told.add(dist.name)
-    for finding in rules.judge(env.abi, None, env.interpreter):
+    for finding in rules.judge(env.abi, None, env.interpreter, env.host):
         if finding.rule == "cuda-kernel" and told & set(rules.KERNELS):
             continue
         if finding.level is not Level.OK and finding.rule != "cuda-build":

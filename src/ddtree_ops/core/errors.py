@@ -4,7 +4,7 @@ OpsError
 ├── UsageProblem          2   bad arguments, configuration, bad input files
 ├── PreconditionFailed    3   preflight or a precondition failed, nothing touched
 ├── HostLocked            4   another operation holds the host
-├── PendingChanges        5   drift or changes pending (asked for with --check or --exit-code)
+├── PendingChanges        5   drift or changes pending (asked for with --check or --exit-code; attach)
 ├── RolledBack           10   failed and rolled back, the old service serves
 ├── RollbackFailed       11   the old service did not come back
 ├── Unreachable          13   no connection, nothing changed

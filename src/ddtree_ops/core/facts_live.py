@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -263,6 +264,7 @@ class Live:
     capabilities: Capabilities | Unknown
     gpu: Gpu | Unknown
     areas: Mapping[str, object] = field(default_factory=dict)
+    nvidia: bool = False  # an NVIDIA GPU or its driver was seen
 
     def of(self, section: Section[T]) -> T | Unknown:
         """The facts of an area's section (core/checks)."""
@@ -271,8 +273,13 @@ class Live:
 
     @property
     def cuda(self) -> bool | None:
-        """Whether the server is told to run on GPUs: False for --device cpu, None where its arguments do not say."""
+        """Whether the server is to run on NVIDIA's GPUs: False for --device cpu and other makers' devices.
+
+        Without --device the engine takes them where it finds some: True where the host shows one, else None.
+        """
         device = self.launch.device if isinstance(self.launch, Launch) else None
+        if device is None:
+            return True if self.nvidia else None
         return device.startswith("cuda") if isinstance(device, str) else None
 
 
@@ -303,7 +310,33 @@ def parse(probe: Raw, sections: Iterable[Section[Any]] = ()) -> Live:
         state=_known(probe, "state", _state),
         capabilities=_known(probe, "capabilities", lambda raw: _plain(Capabilities, raw)),
         gpu=_known(probe, "gpu", lambda raw: _plain(Gpu, raw)),
+        nvidia=_nvidia(probe),
     )
+
+
+def _nvidia(probe: Raw) -> bool:
+    """Whether any section saw an NVIDIA GPU or its driver, also one that failed half way.
+
+    A GPU on the bus that another driver has (vfio-pci: a virtual machine's) is none of this host.
+    """
+    gpu, gpus = _raw(probe, "gpu"), _raw(probe, "gpus")
+    nodes = _raw(_raw(probe, "devices"), "nodes")
+    pci = gpus.get("pci")
+    return bool(
+        gpu.get("driver")
+        or gpu.get("count")
+        or any(_raw(gpus, "cards").values())
+        or _raw(probe, "driver").get("module")
+        or any(nodes[name] and re.fullmatch(r"/dev/nvidia\d+", name) for name in nodes)
+        or any(
+            _raw({"": one}, "").get("driver") == "nvidia" for one in (pci if isinstance(pci, list) else ())
+        )
+    )
+
+
+def _raw(found: Raw, name: str) -> Raw:
+    value = found.get(name)
+    return value if isinstance(value, Mapping) else {}
 
 
 def _known(probe: Raw, name: str, build: Callable[[Raw], T]) -> T | Unknown:

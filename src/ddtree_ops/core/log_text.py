@@ -5,13 +5,21 @@ Pure, standard library only: built verbatim into the host agent.
 
 import re
 
-#: What writes in front of a line: journal and syslog, docker and kubernetes, dmesg, torchrun, vLLM, glog.
+#: What writes in front of a line: journal and syslog, docker and kubernetes, dmesg, torchrun, mpirun, vLLM,
+#: Talos, glog.
 _STAMP = re.compile(
     r"^(?:\w{3} +\d+ [\d:]{8}(?:\.\d+)? \S+ [^\s\[:]+(?:\[\d+\])?: "
     r"|\d{4}-\d\d-\d\dT\S+ \S+ [^\s\[:]+(?:\[\d+\])?: "
-    r"|\d{4}-\d\d-\d\d[T ][\d:.,]+(?:Z|[+-]\d\d:?\d\d)?(?: std(?:out|err) [FP])? (?=\S)|[\w.-]+ +\| "
-    r"|\[ *\d+\.\d+\] |\[\w{3} \w{3} +\d+ [\d:]{8} \d{4}\] |\[rank\d+\]: ?|\(\w[\w ]* pid=\d+[^)]*\) ?"
-    r"|(?:ERROR|WARNING|INFO|CRITICAL|DEBUG) \d\d-\d\d [\d:.]+ \[[\w./]+(?::\d+)?\] ?"
+    r"|\d{4}-\d\d-\d\d[T ][\d:.,]+(?:Z|[+-]\d\d:?\d\d)?(?: std(?:out|err) [FP])? (?=\s*\S)|\[?[\w.-]+\]? +\| "
+    r"|\d\d/\d\d/(?:\d\d){1,2},? \d\d:\d\d(?::\d\d)?(?:[.,]\d+)?(?: \([^)]*\))? "
+    r"|\[\d{4}-\d\d-\d\d,? [^\]]*\] \{[\w.]+:\d+\} "
+    r"|(?:- )?[\w.]+ - (?:ERROR|WARNING|INFO|CRITICAL|DEBUG) - "
+    r"|\| *(?:ERROR|WARNING|INFO|CRITICAL|DEBUG|SUCCESS) *\| [\w.:<>-]+ (?:\||-) ?|(?:ERROR|INFO|WARNING) - (?=\s*\S)"
+    r"|\[ *\d+\.\d+\] |\[\w{3} \w{3} +\d+ [\d:]{8} \d{4}\] |\[[a-z]+\d+(?:\|\d+)?\]: ?"
+    r"|\((?:\w[\w =.-]*\bpid=\d+[^)]*|raylet)\) ?"
+    r"| *(?:Normal|Warning) +[A-Z]\w+ +(?:<\w+>|\d+\w+)(?: \([^)]*\))? +[\w-]+ +"
+    r"|\[\d{4}-\d\d-\d\dT[\d:.]+Z?\] |\S+: kern: +\w+: \[[^\]]+\]: |\w{3} \w{3} +\d+ [\d:]{8} \d{4}\[\d+,\d+\]<\w+>: ?"
+    r"|(?:ERROR|WARNING|INFO|CRITICAL|DEBUG) \d\d-\d\d [\d:.]+ \[?[\w./]+(?::\d+)?\] ?"
     r"|[EWIF]\d{4} [\d:.]+ +\d+ [\w./]+:\d+\] )"
 )
 _ANSI = re.compile(
@@ -38,7 +46,7 @@ def plain(line: str) -> str:
 def bare(line: str) -> str:
     """The beginning of the line, `plain`, and without what a journal, a container or a launcher writes before it."""
     text = plain(line[:LONGEST])
-    for _ in range(3):  # docker in front of torchrun in front of vLLM
+    for _ in range(4):  # docker in front of torchrun in front of vLLM
         text, found = _STAMP.subn("", text, count=1)
         if not found:
             break

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from ddtree_ops.core.checks.binaries import dist_named, torch_named
@@ -20,8 +20,28 @@ if TYPE_CHECKING:
 #: Below this share of a library's kernels it was not built for that GPU; above, the rest is meant for others.
 FEW = 0.5
 
-#: Attention backends that are written for some GPUs alone, by the major of their compute capability.
-BACKENDS = {"fa3": (8, 9), "trtllm_mha": (9, 10, 12), "trtllm_mla": (10,), "cutlass_mla": (10,)}
+#: Attention backends that are written for some GPUs alone, by the major of their compute capability: what SGLang 0.5.11
+#: itself refuses, and where the kernels behind it (FlashMLA, CUTLASS, FlashAttention 3 and 4) have no code.
+BACKENDS: dict[str, tuple[int, ...]] = {
+    "fa3": (8, 9),
+    "dual_chunk_flash_attn": (8, 9),  # it calls fa3
+    "fa4": (8, 9, 10, 11, 12),
+    "flashmla": (9, 10),
+    "cutlass_mla": (10,),
+    "trtllm_mla": (10, 11, 12),
+    "trtllm_mha": (10,),
+}
+#: What decodes on more GPUs than it can prefill on.
+DECODING: dict[str, tuple[int, ...]] = {"trtllm_mha": (9, 10, 12)}
+#: Backends for other makers' devices, and whose.
+FOREIGN = {
+    "aiter": "AMD's GPUs",
+    "wave": "AMD's GPUs",
+    "ascend": "Ascend NPUs",
+    "intel_amx": "Intel's CPUs",
+    "intel_xpu": "Intel's GPUs",
+}
+_PREFILL, _DECODE = "--prefill-attention-backend", "--decode-attention-backend"
 
 
 def runs(number: int, group: Group) -> str | None:
@@ -151,19 +171,33 @@ def backend(facts: Binaries, live: Live, wanted: Wanted) -> list[Finding]:
     if live.cuda is False or not isinstance(tools, Toolchain):
         return []
     for flag, value in sorted(tools.backends.items()):
-        if "attention" not in flag or value not in BACKENDS:
+        remedy = f"{flag} triton, or flashinfer, in hosts.yaml or the unit"
+        if "attention" not in flag:
             continue
-        majors = BACKENDS[value]
+        if value in FOREIGN and live.cuda:
+            return [block("gpu-backend", f"{flag} {value} is for {FOREIGN[value]}, not for NVIDIA's", remedy)]
+        majors = _majors(flag, value, tools.backends)
         for i, device in enumerate(tools.devices or ()):
-            if device.number // 10 not in majors:
+            if majors is not None and device.number // 10 not in majors:
                 said = (
                     f"{flag} {value} has no kernels for GPU {i} ({device.name}, sm_{device.number}), only for compute "
                     f"capability {', '.join(f'{major}.x' for major in majors)}"
                 )
-                return [
-                    block("gpu-backend", said, f"{flag} triton, or flashinfer, in hosts.yaml or the unit")
-                ]
+                return [block("gpu-backend", said, remedy)]
     return [ok("gpu-backend", "the attention backend fits the GPUs")]
+
+
+def _majors(flag: str, value: str, given: Mapping[str, str]) -> tuple[int, ...] | None:
+    """The GPUs that a backend has kernels for in the part that this flag gives it; None: no limit is known.
+
+    Both parts of --attention-backend may be taken over by flags of their own.
+    """
+    prefills, decodes = flag == _PREFILL, flag == _DECODE
+    if flag == "--attention-backend":
+        prefills, decodes = _PREFILL not in given, _DECODE not in given
+        if not prefills and not decodes:
+            return None
+    return DECODING.get(value, BACKENDS.get(value)) if not prefills else BACKENDS.get(value)
 
 
 def _list(one: Binary) -> str:

@@ -26,7 +26,8 @@ class Dflash:
 class Side:
     """One checkpoint. hub: named by a hub id; exists: None where this user cannot tell; directory: where its files
     are, None for a hub id without a cached copy; denied: a directory that the service's user may not enter.
-    layer_types: how many layers of each kind. type_known, class_known: to transformers, to the engine; None: not told.
+    layer_types: how many layers of each kind. eagle_layers: how many target layers an EAGLE3 draft
+    says that it joins. type_known, class_known: to transformers, to the engine; None: not told.
     """
 
     path: str
@@ -60,6 +61,7 @@ class Side:
     vocab_size: int | None = None
     draft_vocab_size: int | None = None
     target_hidden_size: int | None = None
+    eagle_layers: int | None = None
     sliding_window: int | None = None
     use_sliding_window: bool | None = None
     max_position_embeddings: int | None = None

@@ -43,7 +43,6 @@ class Cuda:
     libnvml: Library
     compat: str | None
     nodes: Mapping[str, str | None]
-    symbols: Mapping[str, bool]
     init: int | None
     driver_cuda: str | None
     count: int | None
@@ -58,7 +57,6 @@ def read(raw: Mapping[str, Any]) -> Cuda:
         libnvml=_library(raw["libnvml"]),
         compat=raw["compat"],
         nodes=dict(raw["nodes"]),
-        symbols=dict(raw["symbols"]),
         init=raw["init"],
         driver_cuda=raw["driver_cuda"],
         count=raw["count"],

@@ -145,6 +145,10 @@ def _chain_draft(found: Checkpoints, live: Live, wanted: Wanted) -> Sequence[Fin
     if eagle and shape and width and shape[-1] % width:
         text = f"{draft.path} joins hidden states of {shape[-1]} numbers, those of {target.path} have {width} each"
         return [block("draft-target", text, other)]
+    if eagle and shape and width and draft.eagle_layers and shape[-1] != draft.eagle_layers * width:
+        joined = f"{draft.path} joins the states of {shape[-1] // width} target layers in its weights"
+        text = f"{joined}, and its config.json names {draft.eagle_layers} (eagle_aux_hidden_state_layer_ids)"
+        return [block("draft-target", text, other)]
     if eagle and draft.target_hidden_size and width and draft.target_hidden_size != width:
         text = f"{draft.path} was made for a hidden size of {draft.target_hidden_size}, {target.path} has {width}"
         return [block("draft-target", text, other)]

@@ -5,11 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from ddtree_ops.core.checks import (
+    all_reduce,
     arch,
     arguments,
     binaries,
     caches,
     checkpoint,
+    checkpoint_code,
     cuda,
     devices,
     draft,
@@ -34,6 +36,7 @@ from ddtree_ops.core.checks import (
     toolchain,
     transport,
     unit_lint,
+    unit_needs,
     unit_policy,
 )
 from ddtree_ops.core.checks.rule import Rule
@@ -41,6 +44,7 @@ from ddtree_ops.core.checks.rule import Rule
 RULES: tuple[Rule[Any], ...] = (
     *transport.RULES,
     *unit_lint.RULES,
+    *unit_needs.RULES,
     *unit_policy.RULES,
     *sandbox.RULES,
     *limits.RULES,
@@ -63,7 +67,9 @@ RULES: tuple[Rule[Any], ...] = (
     *gpu_processes.RULES,
     *nccl.RULES,
     *nccl.TOPOLOGY_RULES,
+    *all_reduce.RULES,
     *checkpoint.RULES,
+    *checkpoint_code.RULES,
     *draft.RULES,
     *draft_config.RULES,
     *arguments.RULES,

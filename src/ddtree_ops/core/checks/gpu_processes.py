@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -85,41 +85,25 @@ def read(raw: Mapping[str, Any]) -> Holders:
 HOLDERS = Section("gpu_processes", Holders, read)
 
 
-def leftovers(holders: Holders, live: Live, wanted: Wanted) -> list[Finding]:
-    """Processes of an engine that no running unit answers for: they keep memory and ports, a restart is pointless."""
-    if live.cuda is False:
-        return []
-    found = []
+def unanswered(holders: Holders, wanted: Wanted) -> Iterator[tuple[Process, str, str]]:
+    """(process, what is wrong with it, remedy) of those that no running unit answers for, for the rule `leftovers`."""
     for one in holders.processes:
         holds = bool(one.nodes or one.used)
         if one.state in ("Z", "X") and one.engine and not (one.ours and holders.unit_active):
             said = f"{one} is dead and not reaped by its parent {one.ppid}: its GPU memory can stay taken"
-            found.append(
-                block("gpu-leftovers", said, f"stop pid {one.ppid}, on {wanted.host}; then nvidia-smi")
-            )
+            yield one, said, f"stop pid {one.ppid}, on {wanted.host}; then nvidia-smi"
         elif one.state == "D" and holds and not one.ours:
             said = f"{one} sleeps in the driver (state D) and cannot be killed"
-            found.append(
-                block("gpu-leftovers", said, f"dmesg | grep -E 'NVRM|Xid', then reboot {wanted.host}")
-            )
+            yield one, said, f"dmesg | grep -E 'NVRM|Xid', then reboot {wanted.host}"
         elif one.ours and not holders.unit_active and (one.engine or holds):
             said = f"{wanted.service} is not running, and {one} of it still is"
-            found.append(
-                block(
-                    "gpu-leftovers",
-                    said,
-                    f"systemctl kill --signal=SIGKILL {wanted.service}, on {wanted.host}",
-                )
-            )
+            yield one, said, f"systemctl kill --signal=SIGKILL {wanted.service}, on {wanted.host}"
         elif one.engine and holds and not one.ours and one.unit is None and not one.boxed:
             held = _held(one)
             said = f"{one} is an engine outside of any unit{f', and holds {held}' if held else ''}"
             parent = " (its parent died)" if one.ppid == 1 else ""
             remedy = f"kill -KILL {one.pid}, on {wanted.host}; stop servers through systemd, never by one pid"
-            found.append(block("gpu-leftovers", said + parent, remedy))
-    if found:
-        return found[:4]
-    return [ok("gpu-leftovers", "no process of an engine was left behind")]
+            yield one, said + parent, remedy
 
 
 def strangers(holders: Holders, live: Live, wanted: Wanted) -> list[Finding]:
@@ -194,11 +178,6 @@ def _held(one: Process) -> str:
 
 
 RULES: tuple[Rule[Holders], ...] = (
-    Rule(
-        "gpu-leftovers", HOLDERS, leftovers,
-        "An orphan of the last server keeps its memory and ports: every restart fails until it is gone.",
-        ("F154", "F155", "F160"),
-    ),
     Rule(
         "gpu-strangers", HOLDERS, strangers,
         "Another user of the GPU leaves too little memory, or an unequal one, which tensor parallelism refuses.",

@@ -8,10 +8,10 @@ from typing import Any
 
 from ddtree_ops.core.checks.gpu_facts import GPUS, NA, Card, Gpus, chosen, needed
 from ddtree_ops.core.checks.rule import Rule, Section
-from ddtree_ops.core.checks.xid import APPLICATION, HARDWARE, LINKS, MEMORY, POWER, REMARKS
 from ddtree_ops.core.facts_live import Live
 from ddtree_ops.core.finding import Finding, Level, block, ok, warn
 from ddtree_ops.core.wanted import Wanted
+from ddtree_ops.core.xid import APPLICATION, HARDWARE, LINKS, MEMORY, POWER, REMARKS
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ddtree_ops.core.checks.judge import rule
+from ddtree_ops.core.checks.nccl import NCCL, ranks
 from ddtree_ops.core.checks.rule import Rule, Section
 from ddtree_ops.core.checks.sandbox import SECTION as SANDBOX
 from ddtree_ops.core.checks.sandbox import Sandbox
@@ -98,22 +99,33 @@ def _files(facts: Sandbox, live: Live, wanted: Wanted) -> Iterator[Finding]:
 
 
 def _memlock(facts: Sandbox, live: Live, wanted: Wanted) -> Iterator[Finding]:
-    """Locked memory: RDMA registration and pinned buffers."""
-    id, fix = (
-        "limit-memlock",
-        f"LimitMEMLOCK=infinity (limits.conf is for logins, not for services); {edit(wanted)}",
-    )
+    """Locked memory: pinned buffers, and what an InfiniBand card sends from, which the ranks cannot do without."""
+    id = "limit-memlock"
+    fix = f"LimitMEMLOCK=infinity (limits.conf is for logins, not for services); {edit(wanted)}"
     if "memlock" not in facts.rlimits:
         yield warn(id, "unknown: the limit of locked memory was not seen", fix)
         return
     soft, _ = facts.rlimits["memlock"]
+    cards = _infiniband(live)
     least = 64 * MIB if _ranks(live) > 1 else 1 * MIB
-    if soft is not None and soft < least:
-        yield warn(
-            id, f"the service may lock {soft // 1024} KiB of memory: mlock and RDMA registration fail", fix
-        )
+    if soft is None:
+        yield ok(id, "locked memory: no limit")
+    elif cards and soft < GIB:
+        text = f"{cards[0]} is here and the service may lock {soft // 1024} KiB: ibv_reg_mr fails"
+        yield block(id, text, fix)
+    elif soft < least:
+        text = f"the service may lock {soft // 1024} KiB of memory: mlock and RDMA registration fail"
+        yield warn(id, text, fix)
     else:
-        yield ok(id, f"locked memory: {_shown(soft)}")
+        yield ok(id, f"locked memory: {soft // MIB} MiB")
+
+
+def _infiniband(live: Live) -> tuple[str, ...]:
+    """The InfiniBand cards that the server's ranks would use; none where they share no GPU work, or NCCL may not."""
+    nccl = live.of(NCCL)
+    if isinstance(nccl, Unknown) or ranks(live) < 2 or nccl.env.get("NCCL_IB_DISABLE") == "1":
+        return ()
+    return nccl.infiniband
 
 
 def _tasks(facts: Sandbox, live: Live, wanted: Wanted) -> Iterator[Finding]:
@@ -216,7 +228,8 @@ RULES: tuple[Rule[Any], ...] = (
         SANDBOX,
         "limit-memlock",
         _memlock,
-        "mlock fails in the service though it works in a shell.",
+        "mlock fails in the service though it works in a shell, and InfiniBand with it.",
+        "F094",
         "F183",
         "F184",
     ),

@@ -37,10 +37,9 @@ class Pair:
 
 @dataclass(frozen=True)
 class Nccl:
-    """memlock: bytes, None for no limit. env: NCCL_* of the unit."""
+    """infiniband: its devices. env: NCCL_* of the unit, and torch's allocator."""
 
     shm: Shm | None
-    memlock: int | None
     infiniband: tuple[str, ...]
     interfaces: tuple[str, ...] | None
     env: Mapping[str, str]
@@ -67,7 +66,6 @@ def read(raw: Mapping[str, Any]) -> Nccl:
         shm=Shm(shm["size"], shm["free"], bool(shm["writable"]), shm["entries"], shm["leftovers"])
         if shm
         else None,
-        memlock=raw["memlock"],
         infiniband=tuple(raw["infiniband"]),
         interfaces=None if raw["interfaces"] is None else tuple(raw["interfaces"]),
         env=dict(raw["env"]),
@@ -134,21 +132,6 @@ def shared_memory(nccl: Nccl, live: Live, wanted: Wanted) -> list[Finding]:
         remedy = grow if shm.size < count * GIB else f"ls -l /dev/shm, on {wanted.host}"
         return [warn("shm-size", f"{said}: 1 GiB a rank is the rule; {proof}", remedy)]
     return [ok("shm-size", said)]
-
-
-def locked(nccl: Nccl, live: Live, wanted: Wanted) -> list[Finding]:
-    """InfiniBand pins the memory that it sends from."""
-    if ranks(live) < 2 or not nccl.infiniband or nccl.env.get("NCCL_IB_DISABLE") == "1":
-        return []
-    if nccl.memlock is None:
-        return [ok("memlock", "the service may lock any amount of memory")]
-    if nccl.memlock < GIB:
-        said = f"{nccl.infiniband[0]} is here and the service may lock {nccl.memlock // 1024} KiB: ibv_reg_mr fails"
-        remedy = (
-            f"LimitMEMLOCK=infinity in a drop-in of {wanted.service} (limits.conf does not apply to services)"
-        )
-        return [block("memlock", said, remedy)]
-    return [ok("memlock", f"the service may lock {nccl.memlock // MIB} MiB")]
 
 
 def interfaces(nccl: Nccl, live: Live, wanted: Wanted) -> list[Finding]:
@@ -271,7 +254,6 @@ RULES: tuple[Rule[Nccl], ...] = (
         "NCCL's first collective fails, or fails only with more ranks, when /dev/shm is small or full.",
         ("F088", "F089", "F090"),
     ),
-    Rule("memlock", NCCL, locked, "InfiniBand registration fails under a small limit for locked memory.", ("F094",)),
     Rule(
         "nccl-interface", NCCL, interfaces,
         "NCCL and Gloo end the start when the interface that a variable names is not there, as after a move.",

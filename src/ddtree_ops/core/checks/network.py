@@ -14,6 +14,9 @@ from ddtree_ops.core.facts_live import Launch, Live, Unknown
 from ddtree_ops.core.finding import Finding, block, ok, warn
 from ddtree_ops.core.wanted import Wanted
 
+#: Where Linux begins the ephemeral range by itself.
+_EPHEMERAL = 32768
+
 
 @dataclass(frozen=True)
 class Proxies:
@@ -137,7 +140,11 @@ def _ports(facts: Network, live: Live, wanted: Wanted) -> Iterator[Finding]:
 
 
 def _range(facts: Network, live: Live, wanted: Wanted) -> Iterator[Finding]:
-    """A listening port inside the ephemeral range may be taken by any outgoing connection before the bind."""
+    """A listening port inside the ephemeral range may be taken by any outgoing connection before the bind.
+
+    The server's own port is bound last, after the load. Where somebody widened the range over the usual service ports,
+    a port there is no mistake of the unit: a warning. The other ports are bound in the first seconds.
+    """
     id = "port-range"
     if facts.ephemeral is None:
         yield warn(
@@ -152,13 +159,19 @@ def _range(facts: Network, live: Live, wanted: Wanted) -> Iterator[Finding]:
         for item in facts.ports
         if first <= item.port <= last and not any(low <= item.port <= high for low, high in facts.reserved)
     ]
+    kept = [f"{low}-{high}" if high > low else f"{low}" for low, high in facts.reserved]
+    every = ",".join([*kept, *sorted({str(item.port) for item in inside})])
+    fix = (
+        f"ssh {wanted.host} sysctl -w net.ipv4.ip_local_reserved_ports={every} (and in /etc/sysctl.d, for the next"
+        f" boot), or a port below {min(first, _EPHEMERAL)} in the unit"
+    )
     for item in inside:
         text = (
             f"port {item.port} ({item.flag}) lies in the ephemeral range {first}-{last}: an outgoing connection may"
             " take it while the model loads"
         )
-        fix = f"ssh {wanted.host} sysctl -w net.ipv4.ip_local_reserved_ports={item.port}, or a port below {first}"
-        yield warn(id, text, fix)
+        last_bound = item.flag == "--port" and item.port >= _EPHEMERAL
+        yield (block if last_bound else warn)(id, text, fix)
     if not inside:
         yield ok(id, f"no planned port lies in {first}-{last}")
 

@@ -6,9 +6,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ddtree_ops.core.checks.gpu_processes import HOLDERS, unanswered
 from ddtree_ops.core.checks.judge import rule
 from ddtree_ops.core.checks.rule import Rule, Section
-from ddtree_ops.core.facts_live import Live
+from ddtree_ops.core.facts_live import Live, Unknown
 from ddtree_ops.core.finding import Finding, block, ok, warn
 from ddtree_ops.core.wanted import Wanted
 
@@ -63,7 +64,7 @@ SECTION = Section("processes", Processes, read)
 
 def _leftovers(facts: Processes, live: Live, wanted: Wanted) -> Iterator[Finding]:
     """Orphans keep GPU memory and ports: the next start, and the rollback too, would fail."""
-    id, bad = "leftovers", False
+    id, named = "leftovers", set[int]()
     own = {p.pid for p in facts.found}
     for p in facts.found:
         if p.container or p.state in "ZX" or p.pid == facts.main_pid:
@@ -80,12 +81,28 @@ def _leftovers(facts: Processes, live: Live, wanted: Wanted) -> Iterator[Finding
             continue
         if p.ppid in own and not p.ours:
             continue  # its parent is named
-        bad = True
+        named.add(p.pid)
         holds = ", holds a GPU" if p.gpu else ""
         text = f"pid {p.pid} ({p.name}) is {why}; {p.rss // MIB} MiB{holds}"
         yield block(id, text, f"ssh {wanted.host} kill {p.pid}, then kill -9 {p.pid}; deploy when it is gone")
-    if not bad:
+    others = list(_holders(live, wanted, named))
+    yield from others[:4]
+    if not named and not others:
         yield ok(id, "no inference process is left from an earlier start")
+
+
+def _holders(live: Live, wanted: Wanted, named: set[int]) -> Iterator[Finding]:
+    """What holds a GPU and is not named yet: dead ones, those that hang in the driver, engines without a unit."""
+    holders = live.of(HOLDERS)
+    if live.cuda is False:
+        return
+    if isinstance(holders, Unknown):
+        again = f"ddtree-ops doctor --host {wanted.host}"
+        yield warn("leftovers", f"unknown who holds the GPUs: {holders.why}", again)
+        return
+    for one, text, remedy in unanswered(holders, wanted):
+        if not {one.pid, one.ppid} & named:
+            yield block("leftovers", text, remedy)
 
 
 def _neighbours(facts: Processes, live: Live, wanted: Wanted) -> Iterator[Finding]:

@@ -156,6 +156,17 @@ def _version(text: str) -> tuple[int, ...]:
     return tuple(int(part) for part in text.split(".") if part.isdigit())
 
 
+def backend(facts: Toolchain, live: Live, wanted: Wanted) -> list[Finding]:
+    """tvm-ffi compiles for the GPU that is there."""
+    if live.cuda is False or not facts.jit.jit_kernel:
+        return []
+    if facts.hipcc:
+        said = f"tvm-ffi compiles with AMD's hipcc because of {facts.hipcc}, though the GPUs are NVIDIA's"
+        remedy = f"Environment=TVM_FFI_GPU_BACKEND=cuda in {wanted.service}, or a newer apache-tvm-ffi"
+        return _lacks("jit-backend", said, remedy, facts, live, warm=True)
+    return [ok("jit-backend", "tvm-ffi compiles for CUDA")]
+
+
 def cuda_home(facts: Toolchain, live: Live, wanted: Wanted) -> list[Finding]:
     """CUDA_HOME is one existing directory with a toolkit's headers."""
     home = facts.cuda_home
@@ -245,6 +256,10 @@ RULES: tuple[Rule[Toolchain], ...] = (
         "nvcc", SECTION, nvcc,
         "Kernels that compile at start need an nvcc of torch's CUDA that knows the GPU; there is no fallback.",
         ("F039", "F043"),
+    ),
+    Rule(
+        "jit-backend", SECTION, backend,
+        "A ROCm directory beside CUDA makes an older tvm-ffi call hipcc for every kernel of the engine's jit_kernel.",
     ),
     Rule(
         "cuda-home", SECTION, cuda_home,

@@ -71,7 +71,8 @@ class Device:
 @dataclass(frozen=True)
 class Toolchain:
     """ldconfig: its place on PATH. triton_asks: the word by which Triton calls it, None where it does not. devices:
-    GPUs that the unit's processes see, None where the driver does not answer."""
+    GPUs that the unit's processes see, None where the driver does not answer. hipcc: why tvm-ffi would compile for
+    AMD, in words."""
 
     path: str | None
     variables: Mapping[str, str]
@@ -92,6 +93,7 @@ class Toolchain:
     devices: tuple[Device, ...] | None
     devices_error: str | None
     jit: Jit
+    hipcc: str | None
     backends: Mapping[str, str]
 
 
@@ -119,6 +121,7 @@ def read(raw: Mapping[str, Any]) -> Toolchain:
         devices=None if devices is None else tuple(Device(one["name"], one["cc"]) for one in devices),
         devices_error=raw["devices_error"],
         jit=Jit(**raw["jit"]),
+        hipcc=raw.get("hipcc"),
         backends=dict(raw["backends"]),
     )
 

@@ -33,7 +33,7 @@ class Specifier:
 @dataclass(frozen=True)
 class Command:
     """The shape of an Exec…= line. unset: variables that leave a hole; optional_unset: whole words that vanish; json:
-    flags whose JSON loses its quotes."""
+    flags whose JSON loses its quotes; glued: variables that a word begins with and goes on after."""
 
     file: str
     line: int
@@ -45,6 +45,7 @@ class Command:
     specifiers: tuple[Specifier, ...]
     json: tuple[str, ...]
     open_quote: bool
+    glued: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -70,12 +71,45 @@ class EnvironmentFile:
 
 
 @dataclass(frozen=True)
+class NeededPath:
+    """A path that systemd needs for `key` before it runs anything."""
+
+    file: str
+    line: int
+    key: str
+    path: str
+    exists: bool | None
+
+
+@dataclass(frozen=True)
+class Condition:
+    """A condition or assertion on a path. met: as things are now."""
+
+    file: str
+    line: int
+    key: str
+    path: str
+    met: bool
+
+
+@dataclass(frozen=True)
+class Required:
+    """A unit that this one needs (tie: Requires, Requisite, BindsTo). load, active: None where not told."""
+
+    name: str
+    tie: str
+    load: str | None
+    active: str | None
+
+
+@dataclass(frozen=True)
 class Program:
     path: str
     exists: bool | None
     executable: bool | None
     interpreter: str | None
     interpreter_exists: bool | None
+    runs: bool | None = None
 
 
 @dataclass(frozen=True)
@@ -106,6 +140,9 @@ class UnitFiles:
     notifies: bool
     verify: tuple[str, ...] | None
     journald: Mapping[str, str | None] = field(default_factory=dict)
+    paths: tuple[NeededPath, ...] = ()
+    conditions: tuple[Condition, ...] = ()
+    units: tuple[Required, ...] = ()
 
     def written(self, key: str) -> Setting | None:
         """The last line of [Service] that sets `key`."""
@@ -142,13 +179,16 @@ def read(raw: Mapping[str, Any]) -> UnitFiles:
         notifies=bool(raw["notifies"]),
         verify=None if raw["verify"]["status"] is None else tuple(raw["verify"]["lines"]),
         journald=dict(raw.get("journald") or {}),
+        paths=_all(NeededPath, raw.get("paths") or []),
+        conditions=_all(Condition, raw.get("conditions") or []),
+        units=_all(Required, raw.get("units") or []),
     )
 
 
 SECTION = Section("unit_lint", UnitFiles, read)
 
 
-def at(item: Setting | Command | EnvironmentLine | EnvironmentFile) -> str:
+def at(item: Setting | Command | EnvironmentLine | EnvironmentFile | NeededPath | Condition) -> str:
     """`sglang.service:12`."""
     return f"{item.file.rpartition('/')[2]}:{item.line}"
 

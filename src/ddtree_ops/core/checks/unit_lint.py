@@ -109,6 +109,9 @@ def _command(facts: UnitFiles, live: Live, wanted: Wanted) -> Iterator[Finding]:
             found = block(
                 id, f"{where} is not executable: status=203/EXEC", f"ssh {wanted.host} chmod +x {path}"
             )
+        elif seen is not None and vital and seen.runs is False:
+            text = f"{where} is no program, and no first line (#!) names an interpreter: status=203/EXEC"
+            found = block(id, text, f"ssh {wanted.host} head -1 {path}")
         elif seen is not None and vital and seen.interpreter and seen.interpreter_exists is False:
             text = f"{path} names the interpreter {seen.interpreter} in its first line, which does not exist"
             found = block(id, text, f"ssh {wanted.host} head -1 {path}")
@@ -139,6 +142,16 @@ def _expansion(facts: UnitFiles, live: Live, wanted: Wanted) -> Iterator[Finding
             )
             bad = True
             yield warn(id, text, remedy) if late else block(id, text, remedy)
+        for name in command.glued:
+            text = (
+                f"{at(command)}: {command.key}=: a word that begins with ${name} and goes on is for systemd "
+            )
+            bad = True
+            yield block(
+                id,
+                f"{text}one variable's name, and vanishes",
+                f"write ${{{name}}} for ${name}; {edit(wanted)}",
+            )
         for name in command.optional_unset if not maybe else ():
             bad = True
             yield warn(

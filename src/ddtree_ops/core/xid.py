@@ -1,6 +1,7 @@
 """What NVIDIA's Xid numbers mean for a deploy: a fault of the card and what ends it, a remark, or a program's fault.
 
-The actions are those of NVIDIA's Xid catalogue (series 610, its "immediate action"), and those of the reports.
+The actions are those of NVIDIA's Xid catalogue (series 610, its "immediate action"), and those of the reports. The
+agent carries this module: standard library only.
 """
 
 from __future__ import annotations
@@ -72,7 +73,17 @@ APPLICATION = frozenset(
     }
     | {*range(96, 106), *range(126, 136), 139}
 )
+#: Faults that a program can bring about too: one during a start does not clear the release.
+DOUBTFUL = frozenset({109})
 #: Memory faults: pending rows and ECC counters tell whether a reset ended them, also where a driver tells no action.
 MEMORY = {48, 63, 94, 95, 140, 171, 172}
 #: On one GPU alone these do no harm.
 LINKS = {74, 136, *range(144, 151), 155}
+
+
+def clears_release(code: int) -> bool:
+    """Whether an Xid that came while a release started says that the host broke, and not the release.
+
+    One that no list knows does: the application's are listed well, new ones are mostly of new hardware.
+    """
+    return code not in APPLICATION and code not in DOUBTFUL and code not in REMARKS
