@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import http.server
 import json
+import os
 import socket
 import threading
 import time
@@ -78,12 +80,29 @@ def test_nothing_of_it_reaches_what_the_live_server_shares_with_others() -> None
 
 
 @pytest.mark.parametrize(
+    "theirs",
+    [
+        ["--model-loader-extra-config", '{"enable_multithread_load": true}'],  # refused by the dummy loader
+        ["--checkpoint-engine-wait-weights-before-ready"],  # never ready
+        ["--kv-events-config", '{"endpoint": "tcp://*:5557"}'],  # the live server's port
+        ["--hicache-storage-backend", "file"],  # the live server's cache
+        ["--ssl-keyfile=/etc/key", "--ssl-keyfile-password", "${SSL_PASSWORD}"],
+        ["--modelopt-export-path", "/m/out"],
+    ],
+    ids=lambda theirs: str(theirs[0]).partition("=")[0],
+)
+def test_what_belongs_to_the_live_server_or_its_weights_goes(theirs: list[str]) -> None:
+    assert made("--enable-hierarchical-cache", *theirs) == made("--enable-hierarchical-cache")
+
+
+@pytest.mark.parametrize(
     ("flags", "said"),
     [
         (["--nnodes", "2"], "several hosts"),
         (["--load-format", "gguf"], "no dummy"),
-        (["--disaggregation-mode", "decode"], "servers of their own"),
-        (["--checkpoint-engine-wait-weights-before-ready"], "somebody sends"),
+        (["--disaggregation-mode", "prefill"], "answers nothing by itself"),
+        (["--encoder-only"], "answers nothing by itself"),
+        (["--served-model-name", "{port}"], "uses for itself"),
     ],
 )
 def test_what_cannot_be_rehearsed_says_why(flags: list[str], said: str) -> None:
@@ -207,7 +226,57 @@ def test_the_port_is_one_that_the_engine_takes_and_nobody_holds() -> None:
         holder.listen()
         second = rehearsal.free_port()
     assert first != second
+    one, other = rehearsal.free_port("sglang.service"), rehearsal.free_port("second.service")
+    assert one != other
+    assert min(one, other) >= rehearsal.PORTS[0]
+    assert max(one, other) < rehearsal.PORTS[1]
     assert max(first, second) + 10000 <= 65535
+
+
+@pytest.mark.parametrize(
+    ("put", "said"),
+    [
+        (lambda path: os.mkfifo(path), "no regular file"),
+        (lambda path: path.symlink_to("/dev/zero"), "no regular file"),
+        (lambda path: path.write_text("[" * 100_000), "nested without end"),
+        (lambda path: path.write_text(" " * (17 << 20)), "more than 16 MiB"),
+        (lambda path: path.write_text("[]"), "no object"),
+        (lambda path: path.write_text("version https://git-lfs.github.com/spec/v1\n"), "Expecting value"),
+        (lambda path: path.write_bytes(b"\xff\xfe"), "decode"),
+    ],
+)
+def test_a_config_that_is_none_is_refused_at_once(put: Any, said: str, tmp_path: Path) -> None:
+    put(tmp_path / "config.json")
+    with pytest.raises(ValueError, match=said):
+        rehearsal_model.read(str(tmp_path))
+
+
+class Server(http.server.BaseHTTPRequestHandler):
+    """Answers with `body`, announcing `length` bytes."""
+
+    body, length = b"", 0
+
+    def do_POST(self) -> None:
+        self.send_response(200)
+        self.send_header("Content-Length", str(self.length or len(self.body)))
+        self.end_headers()
+        self.wfile.write(self.body)
+
+    def log_message(self, *_: Any) -> None:
+        """Nothing."""
+
+
+@pytest.mark.parametrize(
+    ("body", "length"),
+    [(b'{"output_ids": [1, 2', 5000), (b'{"output_ids": [null]}', 0), (b"[]", 0), (b"<html>", 0), (b"", 0)],
+)
+def test_an_answer_that_is_none_is_a_failure_in_words(body: bytes, length: int) -> None:
+    handler = type("Handler", (Server,), {"body": body, "length": length})
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        with pytest.raises((OSError, ValueError)):
+            rehearsal_answers.over_http(server.server_address[1])([1, 2], 12)
+        server.shutdown()
 
 
 def smi(text: str, status: int = 0) -> Any:
@@ -250,16 +319,16 @@ def test_a_gpu_that_the_server_does_not_take_does_not_count(monkeypatch: pytest.
 
 def test_a_host_without_gpus_has_no_limit_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rehearsal_room.nvidia_smi, "find", lambda: None)
-    monkeypatch.setattr(rehearsal_room.glob, "glob", lambda _: [])
+    monkeypatch.setattr(rehearsal_room, "DEVICES", ("/absent",))
     room = rehearsal_room.look(rehearsal_room.Takes(None))
     assert room is not None
     assert (room.free, room.why_not(), room.fraction()) == (None, None, "0.5")
 
 
-def test_gpus_that_nobody_can_look_at_are_not_rehearsed_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A container with the nodes and without nvidia-smi: half of the GPU would be taken, and no guard would look."""
+def test_a_gpu_that_cannot_be_asked_has_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    """AMD, or NVIDIA's driver without its tools: half of what is free would be taken with nobody watching."""
     monkeypatch.setattr(rehearsal_room.nvidia_smi, "find", lambda: None)
-    monkeypatch.setattr(rehearsal_room.glob, "glob", lambda _: ["/dev/nvidia0"])
+    monkeypatch.setattr(rehearsal_room, "DEVICES", ("/absent", "/dev/null"))
     assert rehearsal_room.look(rehearsal_room.Takes(None)) is None
 
 

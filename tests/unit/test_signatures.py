@@ -222,6 +222,11 @@ def test_source_text_in_a_traceback_is_no_evidence() -> None:
         "ServerArgs(ssl_keyfile_password='s3cr3tvalue')",
         "--ssl-keyfile-password s3cr3tvalue",
         "fatal: ghp_s3cr3tvaluexxxxxxxxxxxx is not accepted",
+        "ssl_keyfile_password='s3cr3tvalue', x=2",
+        "POSTGRES_PASSWORD=s3cr3tvalue",
+        '{"client_secret": "s3cr3tvalue"}',
+        "Authorization: Basic s3cr3tvalue",
+        "Looking in indexes: https://me:s3cr3tvalue@pypi.example/simple",
     ],
 )
 def test_no_secret_survives_quoting(line: str) -> None:
@@ -241,6 +246,18 @@ def test_no_secret_survives_quoting(line: str) -> None:
     ],
 )
 def test_what_is_no_secret_is_quoted_whole(line: str) -> None:
+    assert clean(line) == line
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "sudo: a password is required",
+        "Permission denied (publickey,password).",
+        "basic scheduling of requests; http://[::1]:30000/generate",
+    ],
+)
+def test_words_about_secrets_are_none(line: str) -> None:
     assert clean(line) == line
 
 

@@ -4,9 +4,11 @@ Imports, kernels, graph capture, NCCL and a few answers are those of the release
 compiled stays in the caches for the real start.
 """
 
+import errno
 import os
 import socket
 import time
+import zlib
 from concurrent.futures import ThreadPoolExecutor
 from http.client import HTTPException
 from typing import Any, Dict, NamedTuple, Optional, Tuple, Union
@@ -22,6 +24,7 @@ from . import (
     rehearsal_room,
     rehearsal_unit,
     service,
+    smoke,
     store,
     systemd,
     unitenv,
@@ -38,7 +41,7 @@ NO_ROOM = ("cuda-oom", "memory-pool", "state-pool", "oom-kill", "host-memory", "
 PORTS = (31000, 32000)
 _TICK_S, _BEAT_S = 0.25, 2.0
 #: A process that answers no more: so long for the watch to see that it died, and of what.
-_AFTERMATH_S = 5.0
+_AFTERMATH_S = 6.0
 Found = Dict[str, Any]
 
 
@@ -70,6 +73,7 @@ def rehearse(layout: Layout, request: Found, keep: Tuple[str, ...]) -> Found:
     Raises AgentError(precondition) where the release fails, and keeps its evidence; where the host or the live server
     broke; BrokenPipeError where the operator went away.
     """
+    send({"ev": "beat"})  # from now on a line that ends was cut: the agent did start
     store.verify(layout, request["release"])
     rehearsal_unit.end(layout)
     show = systemd.show(layout.service, probe_unit.properties())
@@ -91,7 +95,12 @@ def rehearse(layout: Layout, request: Found, keep: Tuple[str, ...]) -> Found:
             "NOT_POSSIBLE", "a GPU is split (MIG): what is free of the live server's slice is unknown"
         )
     try:
-        made = _checkpoints(case)
+        try:
+            made = _checkpoints(case)
+        except OSError as error:
+            if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
+                raise
+            made = f"the small checkpoint cannot be made: {error}"
         return _not("NOT_POSSIBLE", made) if isinstance(made, str) else _run(case, room, made, keep)
     finally:
         rehearsal_unit.end(layout)
@@ -123,7 +132,7 @@ def _checkpoints(case: Case) -> Union[Found, str]:
 
 
 def _run(case: Case, room: rehearsal_room.Room, made: Found, keep: Tuple[str, ...]) -> Found:
-    layout, port = case.layout, free_port()
+    layout, port = case.layout, free_port(case.layout.service)
     before, live, began = observe_env.look(), _live(layout), time.monotonic()
     words = {**made, "port": port, "fraction": room.fraction()}
     argv = [
@@ -154,11 +163,14 @@ def _run(case: Case, room: rehearsal_room.Room, made: Found, keep: Tuple[str, ..
             meaning="nothing was stopped by the rehearsal; the release lies there, not yet judged",
             next="ddtree-ops status, then type the same command again when it has ended",
         )
+    verdict = smoke.redacted(verdict, _held(case))
     _unharmed(layout, before, live, verdict)
     memory = {"free": room.free, "least_free": guard.least}
     if guard.ended or verdict.get("reason") in NO_ROOM:
         said = "the live server's share was touched" if guard.ended else verdict.get("line")
         return _not("DOES_NOT_FIT", f"does not fit beside the live server: {said}", room, memory)
+    if verdict.get("reason") == "port-taken":  # we chose it: no fault of the release
+        return _not("NOT_POSSIBLE", f"its port was taken meanwhile: {verdict.get('line')}", room, memory)
     if verdict.get("reason") == "start-timeout":  # RuntimeMaxSec=: `cap` is a phase's limit in a real start
         return _not(
             "NOT_POSSIBLE", f"it took longer than timeouts.cap ({limits.cap:g} s) in all", room, memory
@@ -287,10 +299,14 @@ def _live(layout: Layout) -> Found:
     return {"state": facts.get("ActiveState", "unknown"), "pid": facts.get("MainPID", "0")}
 
 
-def free_port() -> int:
+def free_port(service: str = "") -> int:
     """A port of 127.0.0.1 that nobody listens on. SGLang 0.5.11 also wants 10000 above it to be a port, and takes some
-    more within 1000. Raises AgentError where there is none."""
-    for port in range(*PORTS):
+    more within 1000; it listens at the end of its start, so two services' rehearsals begin to look at different places.
+    Raises AgentError where there is none."""
+    first, end = PORTS
+    begin = zlib.crc32(service.encode()) % (end - first)
+    ports: "list[int]" = [*range(first + begin, end), *range(first, first + begin)]
+    for port in ports:
         with socket.socket() as made:
             made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
@@ -309,4 +325,11 @@ def _tail(case: Case) -> "list[str]":
             text = file.read().decode("utf-8", "replace")
     except OSError:
         return []
+    for value in _held(case):
+        text = text.replace(value, "***")
     return evidence.scrub(case.layout, text).splitlines()[-200:]
+
+
+def _held(case: Case) -> "list[str]":
+    """Values of the operator's own files of secrets, which we neither keep nor know by another way."""
+    return smoke.secrets(case.variables, case.launch.args)

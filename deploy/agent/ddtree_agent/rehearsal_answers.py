@@ -5,6 +5,7 @@ weights hardly look at their context: what this sees are kernels that give nonse
 or double a token. It does not see a wrong mask; a shadow rollout and the parity gate are for that.
 """
 
+import http.client
 import json
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
@@ -59,10 +60,14 @@ def over_http(port: int) -> Generate:
         request = urllib.request.Request(
             f"http://127.0.0.1:{port}/generate", body, {"Content-Type": "application/json"}
         )
-        with opener.open(request, timeout=_LIMIT_S) as reply:
-            found = json.load(reply)
-        if not isinstance(found, dict) or not isinstance(found.get("output_ids"), list):
+        try:
+            with opener.open(request, timeout=_LIMIT_S) as reply:
+                found = json.load(reply)
+        except http.client.HTTPException as error:  # cut in the middle
+            raise ValueError(f"{type(error).__name__}: {error}") from None
+        ids = found.get("output_ids") if isinstance(found, dict) else None
+        if not isinstance(ids, list) or not all(isinstance(token, int) for token in ids):
             raise ValueError("an answer without output_ids")
-        return [int(token) for token in found["output_ids"]]
+        return [int(token) for token in ids]
 
     return generate

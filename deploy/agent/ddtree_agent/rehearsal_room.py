@@ -1,6 +1,5 @@
 """What of the GPUs a rehearsal may take beside the live server, and the watch that ends it when it takes more."""
 
-import glob
 import os
 import threading
 from typing import Any, Callable, Dict, List, NamedTuple, Optional
@@ -12,6 +11,8 @@ GIB = 1 << 30
 LEAST = 2 * GIB
 #: The share for weights and pools; the rest is for graphs and activations.
 STATIC = 0.7
+#: Of NVIDIA's driver, and of AMD's.
+DEVICES = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")
 _EVERY_S, _LIMIT_S = 1.0, 10.0
 
 
@@ -54,10 +55,11 @@ class Takes(NamedTuple):
 
 
 def look(takes: Takes, ask: Callable[[List[str], float], Any] = nvidia_smi.ask) -> Optional[Room]:
-    """The room now on the GPUs that the server takes. None where there are GPUs and nvidia-smi gives no answer."""
+    """The room now on the GPUs that the server takes. None where nvidia-smi gives no
+    answer, or is missing though a GPU is there."""
     tool = nvidia_smi.find()
     if tool is None:
-        return None if glob.glob("/dev/nvidia[0-9]*") or os.path.exists("/dev/dxg") else Room(None, None)
+        return None if any(os.path.exists(device) for device in DEVICES) else Room(None, None)
     status, text = ask(
         [tool, "--query-gpu=index,uuid,memory.free,memory.total", "--format=csv,noheader,nounits"], _LIMIT_S
     )

@@ -18,7 +18,7 @@ _PREFIX = "rehearsal-"
 _WAY = "gave-way"
 #: Until a rehearsal that gave way has released the lock: it stops its unit and looks at the host once more.
 GIVES_WAY_S = 60.0
-#: systemd-run expands `$` and `%` in arguments, so they come from a file.
+#: systemd-run expands `$` and `%` in arguments, so they come from a file. -I: no json.py of the working directory's.
 _EXEC = "import json,os;a=json.load(open({path}));os.execvp(a[0],a)"
 
 
@@ -76,7 +76,7 @@ def start(
     command += ["--property=Nice=10", "--property=CPUWeight=10", "--property=OOMScoreAdjust=900"]
     memory = _available()
     command += [f"--property=MemoryMax={int(memory * _HOST_SHARE)}"] if memory else []
-    command += ["--", interpreter, "-c", _EXEC.format(path=json.dumps(words))]
+    command += ["--", interpreter, "-I", "-c", _EXEC.format(path=json.dumps(words))]
     status, out, err = sandbox.run(command, 60, b"", env)
     if status != 0:
         raise AgentError(
@@ -117,11 +117,12 @@ def gave_way(place: str) -> Optional[str]:
 
 
 def end(layout: Layout) -> None:
-    """End a rehearsal, ours or one whose operator was cut off, and remove what it ran from."""
+    """End a rehearsal, ours or one whose operator was cut off, and remove what it ran from. It may run without a folder
+    (gc takes what an interrupted operation left)."""
     left = _left(layout)
-    if not left:
-        return
     unit = name(layout)
+    if not left and service.facts(unit).get("ActiveState", "inactive") in ("inactive", "failed"):
+        return
     kill(layout)
     systemd.ctl("stop", unit)
     until = time.monotonic() + _STOP_S
