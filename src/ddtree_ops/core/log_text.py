@@ -26,11 +26,19 @@ _ANSI = re.compile(
     r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ufeff]"
 )
 _SECRET = re.compile(
-    r"(?i)((?:api|admin|access|hf|auth)[-_]?\w*(?:key|token)['\"]?\s*[=:]\s*|--\S*(?:key|token)['\"]?[ =,]+|bearer\s+)"
-    r"('[^']*'|\"[^\"]*\"|[^\s,;)]+)"
+    r"(?i)((?:api|admin|access|hf|auth)[-_]?\w*(?:key|token)['\"]?\s*[=:]\s*"
+    r"|--\S*(?:key|token|passw(?:or)?d|secret)['\"]?[ =,]+"
+    r"|bearer\s+|authorization['\"]?\s*[=:]\s*['\"]?\w+\s+|(?:password|passwd|secret)['\"]?\s*[=:]\s*"
+    r"|[?&][\w-]*(?:token|key|secret|signature|sig)=|(?-i:\b[A-Z][A-Z0-9_]*_(?:TOKEN|KEY|SECRET))['\"]?\s*[=:]\s*)"
+    r"('[^']*'|\"[^\"]*\"|[^\s,;)&]+)"
 )
-_TOKEN = re.compile(r"\b(?:hf_|sk-)[A-Za-z0-9_-]{16,}")
+_TOKEN = re.compile(r"\b(?:hf_|sk-|gh[pousr]_|nvapi-|glpat-)[A-Za-z0-9_-]{16,}")
+#: The password in an address: https://name:password@host.
+_LOGIN = re.compile(r"(://[^/\s:@]*:)[^/\s@]+@")
 _WIDTH = 400
+#: Of a line longer than that (a prompt, a body, all arguments) the beginning tells what it is. Two hundred patterns
+#: search each line, and some take the square of its length.
+LONGEST = 4000
 
 
 def plain(line: str) -> str:
@@ -39,8 +47,8 @@ def plain(line: str) -> str:
 
 
 def bare(line: str) -> str:
-    """`plain`, and without what a journal, a container or a launcher writes in front of the line."""
-    text = plain(line)
+    """The beginning of the line, `plain`, and without what a journal, a container or a launcher writes before it."""
+    text = plain(line[:LONGEST])
     for _ in range(4):  # docker in front of torchrun in front of vLLM
         text, found = _STAMP.subn("", text, count=1)
         if not found:
@@ -51,5 +59,5 @@ def bare(line: str) -> str:
 def clean(line: str) -> str:
     """`bare`, cut to a width that a report can hold, secrets blanked."""
     text = bare(line)
-    text = _TOKEN.sub("***", _SECRET.sub(r"\1***", text))
+    text = _LOGIN.sub(r"\1***@", _TOKEN.sub("***", _SECRET.sub(r"\1***", text)))
     return text if len(text) <= _WIDTH else text[: _WIDTH - 1] + "…"
