@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ddtree_ops.core.log_text import bare, clean, plain
+from ddtree_ops.core.named import told
 from ddtree_ops.core.needles import Gate
 from ddtree_ops.core.signatures import PHASES, Evidence, Scanner, Signature
 
@@ -28,6 +29,7 @@ _OUTSIDE_ENGINE = frozenset({"transport"})
 
 _FRAME = re.compile(r'\s*File ".*", line \d+')
 _WRAPPED = re.compile(r'^\{.*"(?:log|MESSAGE|message|msg)" ?:')
+_MARKED = re.compile(r"^(\*\*|`)(?=[A-Za-z/\[])(.*?)\1?$")  # a line set in bold or as code
 _DOCUMENTS = re.compile(
     r"\s*(?:# +|NOTE: |--[a-z][\w-]+(?:[ ,=]|$))"
 )  # a comment or a help text, and what they warn of
@@ -43,7 +45,7 @@ _SERVES = re.compile(r"Application startup complete|Uvicorn running on")
 _SGLANG = re.compile(r"server_args=|\bsglang\b|Load weight begin|\b(?:TP|DP|EP|PP)\d+\] ")
 #: The first line of a start of another server than SGLang.
 _BEGINS = re.compile(r"vLLM API server version \S+")
-_DONE = re.compile(r"\bends?\b|\b100%")
+_DONE = re.compile(r"\bends?\b|\b100%|\bInit COMPLETE\b")
 _STOPPING = re.compile(r"\bStopping \S+")
 _NOTHING_YET = ("refused",)
 _ANSWERED = re.compile(r"\" 200\b|HTTP/[\d.]+ 200\b|\b200 OK\b|\bis (?:up|ready|healthy)\b")
@@ -146,6 +148,7 @@ class Reader:
             return part
         if part.startswith("> "):
             part = part[2:]
+        part = _MARKED.sub(r"\2", part)
         if self._indent is None and part.strip():
             self._indent = part[: len(part) - len(part.lstrip())] if not _FRAME.match(part) else ""
         return part[len(self._indent) :] if self._indent and part.startswith(self._indent) else part
@@ -223,7 +226,7 @@ class Reader:
         role = self._role[signature.id]
         if role not in ("wait", "note"):
             return
-        seen = _Seen(signature, clean(line), tuple(self._run.scanner.recent()))
+        seen = _Seen(signature, clean(line, signature.pattern), tuple(self._run.scanner.recent()))
         best = self._run.scanner.best
         if best is not None and best.line == seen.line and not best.known:
             self._run.excused.add(seen.line)  # the exception of a state that passes by itself
@@ -324,11 +327,14 @@ class Reader:
 
     def _of(self, best: Evidence, verdict: str) -> Diagnosis:
         reason = f"{best.id or 'Y02'} {best.reason}"
-        return Diagnosis(verdict, best.hint, reason, best.line, best.context, self._run.best_phase)
+        return Diagnosis(
+            verdict, told(best.hint, best.line), reason, best.line, best.context, self._run.best_phase
+        )
 
     def _told(self, verdict: str, seen: _Seen) -> Diagnosis:
         reason = f"{seen.signature.id} {seen.signature.reason}"
-        return Diagnosis(verdict, seen.signature.hint, reason, seen.line, seen.context, self._phase)
+        hint = told(seen.signature.hint, seen.line)
+        return Diagnosis(verdict, hint, reason, seen.line, seen.context, self._phase)
 
 
 def _anywhere(signature: Signature) -> Signature:

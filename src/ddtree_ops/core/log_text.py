@@ -4,6 +4,7 @@ Pure, standard library only: built verbatim into the host agent.
 """
 
 import re
+from typing import Optional, Pattern
 
 #: What writes in front of a line: journal and syslog, docker and kubernetes, dmesg, torchrun, mpirun, vLLM,
 #: Talos, glog.
@@ -30,12 +31,19 @@ _SECRET = re.compile(
     r"('[^']*'|\"[^\"]*\"|[^\s,;)]+)"
 )
 _TOKEN = re.compile(r"\b(?:hf_|sk-)[A-Za-z0-9_-]{16,}")
-_WIDTH = 400
+_WIDTH, _BEFORE = 400, 100
+#: Punctuation of other scripts and of word processors, as a page that was copied from writes it.
+_WIDE = re.compile(r"([：，；。])\s*")
+_ASCII = {"：": ": ", "，": ", ", "；": "; ", "。": ". "}
+_SINGLE = str.maketrans("（）“”‘’＝　\u00a0", "()\"\"''=  ")
 
 
 def plain(line: str) -> str:
-    """A log line without colours and control characters."""
-    return _ANSI.sub("", line).rstrip()
+    """A log line without colours and control characters, its punctuation in ASCII."""
+    text = _ANSI.sub("", line).rstrip()
+    if not text.isascii():
+        text = _WIDE.sub(lambda wide: _ASCII[wide[1]], text).translate(_SINGLE).rstrip()
+    return text
 
 
 def bare(line: str) -> str:
@@ -48,8 +56,15 @@ def bare(line: str) -> str:
     return text
 
 
-def clean(line: str) -> str:
-    """`bare`, cut to a width that a report can hold, secrets blanked."""
+def clean(line: str, at: Optional[Pattern[str]] = None) -> str:
+    """`bare`, cut to a width that a report can hold (about what matches `at`), secrets blanked."""
     text = bare(line)
     text = _TOKEN.sub("***", _SECRET.sub(r"\1***", text))
-    return text if len(text) <= _WIDTH else text[: _WIDTH - 1] + "…"
+    if len(text) <= _WIDTH:
+        return text
+    found = at.search(text) if at is not None else None
+    if found is None or found.end() < _WIDTH:
+        return text[: _WIDTH - 1] + "…"
+    start = max(found.start() - _BEFORE, 0)
+    cut = text[start : start + _WIDTH - 2]
+    return ("…" if start else "") + cut + ("…" if start + len(cut) < len(text) else "")

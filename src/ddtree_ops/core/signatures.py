@@ -243,9 +243,10 @@ class Scanner:
 
     def feed(self, raw: str, phase: str) -> Optional[Signature]:
         """Take one line in `phase`; return the signature that it matched, if any."""
-        whole, line = bare(raw), clean(raw)
-        self._follow(line)
+        whole = bare(raw)
         signature = match(whole, phase, self.signatures)
+        line = clean(raw, signature.pattern if signature is not None else None)
+        self._follow(line)
         self._message = 0 if begins(whole) else max(self._message - 1, 0)
         self._low = is_low(raw)
         self._go_on(line)
