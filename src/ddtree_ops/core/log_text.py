@@ -31,6 +31,57 @@ _SECRET = re.compile(
     r"('[^']*'|\"[^\"]*\"|[^\s,;)]+)"
 )
 _TOKEN = re.compile(r"\b(?:hf_|sk-)[A-Za-z0-9_-]{16,}")
+#: What the C library and the shell say in other languages, by what they say in English.
+_LOCAL = {
+    "No such file or directory": (
+        "没有那个文件或目录|沒有此一檔案或目錄|Datei oder Verzeichnis nicht gefunden"
+        "|Aucun fichier ou dossier de ce type"
+        "|No existe el (?:fichero|archivo) o el directorio|そのようなファイルやディレクトリはありません"
+        "|Нет такого файла или каталога|Arquivo ou diretório inexistente|File o directory non esistente"
+        "|그런 파일이나 디렉터리가 없습니다"
+    ),
+    "Permission denied": (
+        "权限不够|拒绝访问|拒絕不符權限的操作|Keine Berechtigung|Permission non accordée|Permiso denegado"
+        "|許可がありません"
+        "|Отказано в доступе|Permissão negada|Permesso negato|허가 거부"
+    ),
+    "No space left on device": (
+        "设备上没有空间|Auf dem Gerät ist kein Speicherplatz mehr verfügbar|Aucun espace disponible sur le périphérique"
+        "|No queda espacio en el dispositivo|デバイスに空き領域がありません|На устройстве не осталось свободного места"
+    ),
+    "Cannot allocate memory": (
+        "无法分配内存|Nicht genügend Hauptspeicher verfügbar|Impossible d'allouer de la mémoire"
+        "|No se pudo asignar memoria|メモリを確保できません|Не удалось выделить память"
+    ),
+    "Operation not permitted": (
+        "不允许的操作|Die Operation ist nicht erlaubt|Opération non permise|Operación no permitida"
+        "|許可されていない操作です|Операция не позволена"
+    ),
+    "Address already in use": (
+        "地址已在使用|Die Adresse wird bereits verwendet|Adresse déjà utilisée|La dirección ya se está usando"
+        "|アドレスは既に使用中です|Адрес уже используется"
+    ),
+    "Connection refused": (
+        "拒绝连接|Verbindungsaufbau abgelehnt|Connexion refusée|Conexión rehusada|接続を拒否されました"
+        "|В соединении отказано"
+    ),
+    "command not found": (
+        "未找到命令|找不到命令|Befehl nicht gefunden|Kommando nicht gefunden|commande introuvable"
+        "|orden no encontrada|コマンドが見つかりません|команда не найдена"
+    ),
+    "cannot open shared object file": (
+        "Kann die Shared-Object-Datei nicht öffnen|无法打开共享对象文件|无法打开共享目标文件"
+        "|no se puede abrir el fichero del objeto compartido|共有オブジェクトファイルを開けません"
+        "|невозможно открыть разделяемый объектный файл"
+    ),
+    "Segmentation fault": (
+        "段错误|段錯誤|Speicherzugriffsfehler|Erreur de segmentation|Violación de segmento"
+        "|Ошибка сегментирования"
+    ),
+    "core dumped": "核心已转储|核心已轉儲|Speicherabzug geschrieben|コアダンプ",
+    "Killed": "已杀死|已殺死|Getötet|Processus arrêté|強制終了|Убито",
+}
+_LOCALS = [(re.compile(words), english) for english, words in _LOCAL.items()]
 _WIDTH, _BEFORE = 400, 100
 #: Punctuation of other scripts and of word processors, as a page that was copied from writes it.
 _WIDE = re.compile(r"([：，；。])\s*")
@@ -46,8 +97,7 @@ def plain(line: str) -> str:
     return text
 
 
-def bare(line: str) -> str:
-    """`plain`, and without what a journal, a container or a launcher writes in front of the line."""
+def _unstamped(line: str) -> str:
     text = plain(line)
     for _ in range(4):  # docker in front of torchrun in front of vLLM
         text, found = _STAMP.subn("", text, count=1)
@@ -56,9 +106,20 @@ def bare(line: str) -> str:
     return text
 
 
+def bare(line: str) -> str:
+    """What rules read: `plain`, without what a journal, a container or a launcher writes in front of the line, the
+    messages of the C library and the shell in English."""
+    text = _unstamped(line)
+    if not text.isascii():
+        for words, english in _LOCALS:
+            text = words.sub(english, text)
+    return text
+
+
 def clean(line: str, at: Optional[Pattern[str]] = None) -> str:
-    """`bare`, cut to a width that a report can hold (about what matches `at`), secrets blanked."""
-    text = bare(line)
+    """The line as it stands, unstamped, cut to a width that a report can hold (about what matches `at`), secrets
+    blanked."""
+    text = _unstamped(line)
     text = _TOKEN.sub("***", _SECRET.sub(r"\1***", text))
     if len(text) <= _WIDTH:
         return text

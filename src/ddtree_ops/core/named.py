@@ -23,6 +23,7 @@ _OWNERS = (
 )
 _DRIVER = re.compile(r"found version (?P<major>1\d)0(?P<minor>\d)0\b")
 _NAMES = (
+    re.compile(r"(?P<it>/[\w./-]*/\.local/[\w./-]*packages)"),
     re.compile(r"(?P<it>[\w.+-]+\.so(?:\.\d+)*)\b"),
     re.compile(r"(?P<it>CUDA(?: [Vv]ersion)?[ =:]{1,3}\d\d\.\d+|cuda>=\d+\.\d+)"),
     re.compile(
