@@ -29,7 +29,7 @@ _OUTSIDE_ENGINE = frozenset({"transport"})
 
 _FRAME = re.compile(r'\s*File ".*", line \d+')
 _WRAPPED = re.compile(r'^\{.*"(?:log|MESSAGE|message|msg)" ?:')
-_MARKED = re.compile(r"^(\*\*|`)(?=[A-Za-z/\[])(.*?)\1?$")  # a line set in bold or as code
+_MARKED = re.compile(r"^(\*\*|`)(?=[^\s*`])(.*?)\1?$")  # a line set in bold or as code
 _DOCUMENTS = re.compile(
     r"\s*(?:# +|NOTE: |--[a-z][\w-]+(?:[ ,=]|$))"
 )  # a comment or a help text, and what they warn of
@@ -149,8 +149,11 @@ class Reader:
         if part.startswith("> "):
             part = part[2:]
         part = _MARKED.sub(r"\2", part)
-        if self._indent is None and part.strip():
-            self._indent = part[: len(part) - len(part.lstrip())] if not _FRAME.match(part) else ""
+        if part.strip():
+            # Two blanks before a frame are its own; a line with fewer shows that the paste is indented less.
+            own = part[: len(part) - len(part.lstrip()) - (2 if _FRAME.match(part) else 0)]
+            if self._indent is None or len(own) < len(self._indent):
+                self._indent = own
         return part[len(self._indent) :] if self._indent and part.startswith(self._indent) else part
 
     def _line(self, line: str) -> None:
