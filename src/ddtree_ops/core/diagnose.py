@@ -30,6 +30,9 @@ _OUTSIDE_ENGINE = frozenset({"transport"})
 _FRAME = re.compile(r'\s*File ".*", line \d+')
 _WRAPPED = re.compile(r'^\{.*"(?:log|MESSAGE|message|msg)" ?:')
 _MARKED = re.compile(r"^(\*\*|`)(?=[^\s*`])(.*?)\1?$")  # a line set in bold or as code
+_LISTED = re.compile(
+    r"^ ?(?:[-*•]|\d+[.)]) (?=(?:[A-Za-z_][\w.]*\.)?[A-Z]\w*(?:Error|Exception)\b|[Ee]rror\b)"
+)
 _DOCUMENTS = re.compile(
     r"\s*(?:# +|NOTE: |--[a-z][\w-]+(?:[ ,=]|$))"
 )  # a comment or a help text, and what they warn of
@@ -148,7 +151,7 @@ class Reader:
             return part
         if part.startswith("> "):
             part = part[2:]
-        part = _MARKED.sub(r"\2", part)
+        part = _MARKED.sub(r"\2", _LISTED.sub("", part))
         if part.strip():
             # Two blanks before a frame are its own; a line with fewer shows that the paste is indented less.
             own = part[: len(part) - len(part.lstrip()) - (2 if _FRAME.match(part) else 0)]
