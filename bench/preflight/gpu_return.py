@@ -42,7 +42,7 @@ def once(tool: str, gib: str) -> dict[str, object]:
         nvidia_smi.query(tool, "compute-apps", ("pid", "gpu_uuid", "used_memory"), 10)
     )
     mine = {gpu: mib or 0 for gpu, mib in apps.get(filler.pid, {}).items()}
-    noted = {"used": gpu_return._used(tool), "mine": mine}
+    noted = {"used": gpu_return._used(tool), "mine": mine, "others": {}}
     nodes = probe_processes.open_nodes(filler.pid)
     os.kill(filler.pid, signal.SIGKILL)
     filler.wait()
@@ -52,7 +52,7 @@ def once(tool: str, gib: str) -> dict[str, object]:
         now = gpu_return._used(tool)
         spent, ask = time.monotonic() - begun, time.monotonic() - asked
         readings.append([round(spent, 3), round(ask, 3), sum(now.values())])
-        left = gpu_return.held(noted, before, now)
+        left = gpu_return.held(noted, before, now, {})
         if not left or spent > gpu_return.LIMIT_S:
             break
         before = now

@@ -94,7 +94,7 @@ def test_a_wrong_token_in_the_rehearsal_ends_the_deploy(rig: Rig) -> None:
     # Every answer of the rehearsal goes wrong at its second token; a prefill alone never does.
     rig.scenario({"when": REHEARSAL, "then": {"generate": "garbage", "garbage_at": 1}})
     text = refused(rig, "(answers)")
-    assert "40 of 44 tokens" in text
+    assert "40 of 44 tokens" in text  # after the wrong one the answer goes on as the target would
     assert "the target's own is" in text
 
 
@@ -112,6 +112,29 @@ def test_what_does_not_fit_is_a_verdict_and_no_failure(rig: Rig) -> None:
         .startswith("not rehearsed: does not fit")
     )
     assert rig.serving() == "DDTREE"
+
+
+def test_a_port_that_somebody_takes_meanwhile_blames_nobody(rig: Rig) -> None:
+    fatal = (
+        "[Errno 98] error while attempting to bind on address ('127.0.0.1', 31000): address already in use"
+    )
+    rig.scenario(
+        {"when": REHEARSAL, "then": {"log": {"serve": [f"ERROR:    {fatal}"]}, "exit_main": {"serve": 1}}}
+    )
+    run = rig.cli("deploy", "--rehearse")
+    assert run.rc == 0, run.err
+    assert "not rehearsed: its port was taken meanwhile" in run.err
+    assert rig.serving() == "DDTREE"
+
+
+def test_a_rehearsal_without_end_says_whose_limit_ended_it(rig: Rig) -> None:
+    rig.configure(timeouts={"cap": 15})
+    rig.scenario({"when": REHEARSAL, "then": {"slow": {"weights": 300}}})
+    try:
+        text = refused(rig, "the release fails its rehearsal in phase weights")
+    finally:
+        rig.configure()
+    assert "the rehearsal had not ended after 15 s" in text
 
 
 def test_an_operator_who_is_cut_off_leaves_no_rehearsal_behind(rig: Rig) -> None:
@@ -134,6 +157,27 @@ def test_an_agent_that_is_killed_leaves_a_rehearsal_that_the_next_deploy_ends(ri
     assert running.returncode == 13, err
     assert "nothing was stopped" in err
     assert rig.host.show(REHEARSAL_UNIT, "ActiveState") == "active"
+    rig.scenario()
+    done = rig.cli("deploy")
+    assert done.rc == 0, done.err
+    assert_nothing_left(rig)
+
+
+def test_a_server_that_dies_of_its_answers_is_quoted_by_its_own_log(rig: Rig) -> None:
+    killed = {"seconds": 6, "process": "scheduler", "signal": "SIGKILL"}
+    rig.scenario({"when": REHEARSAL, "then": {"step_seconds": 0.3, "die_after": killed}})
+    text = refused(rig, "the release fails its rehearsal in phase")
+    assert "RemoteDisconnected" not in text
+    assert "Subprocess scheduler" in text
+
+
+def test_a_rehearsal_whose_folder_gc_took_is_ended_too(rig: Rig) -> None:
+    rig.scenario({"when": REHEARSAL, "then": {"hang": "weights"}})
+    running = rig.start("deploy", "--rehearse")
+    rig.wait("pgrep -f load-forma[t]", 60)
+    rig.host.check(["sh", "-c", "pkill -KILL -f 'rehears[e]$'"])
+    running.communicate(timeout=60)
+    assert rig.cli("gc").rc == 0
     rig.scenario()
     done = rig.cli("deploy")
     assert done.rc == 0, done.err

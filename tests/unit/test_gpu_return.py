@@ -41,7 +41,7 @@ def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]
 
     def made(
         readings: list[str],
-        apps: str = APPS,
+        apps: str | tuple[str, str] = APPS,
         nodes: tuple[str, ...] = ("/dev/nvidia0",),
         tool: str = "nvidia-smi",
     ) -> Path:
@@ -49,13 +49,13 @@ def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]
         monkeypatch.setattr(nvidia_smi, "find", lambda: tool or None)
         asked = tmp_path / "asked"
         asked.write_text("")
-        left = [*readings]
+        left, told = [*readings], [apps] if isinstance(apps, str) else [*apps]
 
         def ask(argv: list[str], limit: float) -> tuple[int, str]:
             with asked.open("a") as file:
                 file.write(f"{argv[1]}\n")
             if "compute-apps" in argv[1]:
-                return 0, apps
+                return 0, told.pop(0) if len(told) > 1 else told[0]
             text = left.pop(0) if len(left) > 1 else left[0]
             return (0, text) if text else (124, "no answer in 5 s")
 
@@ -104,12 +104,33 @@ def test_an_operator_who_asks_it_back_is_not_kept_waiting(txn: Txn, host: Any) -
     assert stop_and_wait(txn) == 0
 
 
+def test_what_a_neighbour_takes_meanwhile_is_not_waited_for(txn: Txn, host: Any) -> None:
+    """A drain lasts minutes: another server on the same GPU grows by a pool in that time."""
+    host([GPUS % BEFORE, GPUS % (50616, 616)], (APPS, f"300, {ONE}, 50000\n"))
+    assert stop_and_wait(txn) == 0
+    assert notes(txn) == []
+
+
+def test_a_neighbour_that_grows_hides_nothing_that_is_still_held(txn: Txn, host: Any) -> None:
+    host([GPUS % BEFORE, GPUS % (168616, 616)], (APPS, f"300, {ONE}, 50000\n"))
+    assert stop_and_wait(txn) == gpu_return.LIMIT_S
+    assert notes(txn) == [f"WARN 30 s after the stop GPU memory is not free: 118000 MiB on {ONE}"]
+
+
 def test_in_a_container_memory_must_have_fallen_and_fall_no_more(txn: Txn, host: Any) -> None:
     """nvidia-smi tells no process there, or its host's pids."""
     for apps in ("", "4242, " + ONE + ", 118000\n"):
         falling = [(138616, 118620), (138616, 118620), (80000, 618), (20616, 616), (20616, 616)]
         host([GPUS % pair for pair in falling], apps)
         assert stop_and_wait(txn) == 0.75
+    assert notes(txn)[-1] == "GPU memory falls no more, 0.8 s after the stop: 21232 MiB in use"
+
+
+def test_in_a_container_memory_that_does_not_move_is_not_waited_for_long(txn: Txn, host: Any) -> None:
+    """A main process whose scheduler died has the nodes open and holds next to nothing; or a neighbour took as much."""
+    host([GPUS % (900, 700), GPUS % (800, 650)], "")
+    assert stop_and_wait(txn) == gpu_return.STILL_S
+    assert notes(txn) == ["WARN 5 s after the stop GPU memory has not fallen: 1450 MiB in use"]
 
 
 @pytest.mark.parametrize(

@@ -264,7 +264,7 @@ def test_the_recorded_answers_of_a_healthy_card(changed: dict[str, str]) -> None
     ],
 )  # fmt: skip
 def test_how_many_gpus_the_arguments_take(words: str, need: int, base: int) -> None:
-    asked = probe_gpu.asked_for(context(f"python3 -m sglang.launch_server {words}"))
+    asked = probe_gpu.asked_for(context(f"python3 -m sglang.launch_server {words}").launch)
     assert (asked["need"], asked["base"]) == (need, base)
 
 

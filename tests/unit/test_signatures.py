@@ -212,14 +212,52 @@ def test_source_text_in_a_traceback_is_no_evidence() -> None:
         '{"admin_api_key": "s3cr3tvalue"}',
         "Authorization: Bearer s3cr3tvalue",
         "HF_TOKEN=hf_s3cr3tvaluexxxxxxxxxxxxxx",
+        'HUGGING_FACE_HUB_TOKEN="s3cr3tvalue two"',
+        "Authorization: Basic s3cr3tvalue=",
+        "'authorization': 'Token s3cr3tvalue'",
+        "ConnectionError: https://me:s3cr3tvalue@hub.example/api is not reached",
+        "401 Client Error for url: https://hub.example/x?revision=main&token=s3cr3tvalue&a=1",
+        "403 Forbidden: https://cdn.example/x?X-Amz-Signature=s3cr3tvalue",
+        "MYSQL password=s3cr3tvalue, host=db",
+        "ServerArgs(ssl_keyfile_password='s3cr3tvalue')",
+        "--ssl-keyfile-password s3cr3tvalue",
+        "fatal: ghp_s3cr3tvaluexxxxxxxxxxxx is not accepted",
+        "ssl_keyfile_password='s3cr3tvalue', x=2",
+        "POSTGRES_PASSWORD=s3cr3tvalue",
+        '{"client_secret": "s3cr3tvalue"}',
+        "Authorization: Basic s3cr3tvalue",
+        "Looking in indexes: https://me:s3cr3tvalue@pypi.example/simple",
     ],
 )
 def test_no_secret_survives_quoting(line: str) -> None:
     assert "s3cr3tvalue" not in clean(line)
 
 
-def test_capacity_numbers_are_no_secret() -> None:
-    line = "max_total_num_tokens=32768, chunked_prefill_size=8192, max_running_requests=8"
+@pytest.mark.parametrize(
+    "line",
+    [
+        "max_total_num_tokens=32768, chunked_prefill_size=8192, max_running_requests=8",
+        "sudo: a terminal is required to read the password; either use the -S option",
+        "Permission denied (publickey,password).",
+        "couldn't find key HF_TOKEN in Secret default/hub",
+        "KeyError: 'model.layers.0.mlp.gate.weight'",
+        "GET http://127.0.0.1:30000/health 200, then http://[::1]:30000/v1/models?limit=1",
+        "speculative_eagle_topk=4, eos_token_id=[1, 2], bos_token: 7, num_key_value_heads=8",
+    ],
+)
+def test_what_is_no_secret_is_quoted_whole(line: str) -> None:
+    assert clean(line) == line
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "sudo: a password is required",
+        "Permission denied (publickey,password).",
+        "basic scheduling of requests; http://[::1]:30000/generate",
+    ],
+)
+def test_words_about_secrets_are_none(line: str) -> None:
     assert clean(line) == line
 
 

@@ -7,7 +7,7 @@ import shutil
 import time
 from typing import TYPE_CHECKING, Any, Dict, List, Optional
 
-from . import nvidia_smi, systemd
+from . import nvidia_smi, systemd, unitenv
 
 if TYPE_CHECKING:
     from .probe_areas import Context
@@ -33,7 +33,7 @@ def gpus(context: "Context") -> Dict[str, Any]:
         "fabric_manager": fabric_manager(),
         "wsl": os.path.exists("/dev/dxg"),
         "virt": virt(),
-        **asked_for(context),
+        **asked_for(context.launch),
     }
     tool = nvidia_smi.find()
     if tool is None:
@@ -54,9 +54,8 @@ def gpus(context: "Context") -> Dict[str, Any]:
     return dict(answer, cards=cards, said=(said or listed)[:8] if status else said[:8])
 
 
-def asked_for(context: "Context") -> Dict[str, Any]:
+def asked_for(launch: Optional[unitenv.Launch]) -> Dict[str, Any]:
     """{need, base, custom_all_reduce} from the server's arguments; need is None where they are not known."""
-    launch = context.launch
     if launch is None:
         return {"need": None, "base": 0, "custom_all_reduce": True}
 
@@ -82,12 +81,12 @@ def on_cpu(context: "Context") -> bool:
 
 def smoke_argument(context: "Context") -> Optional[Dict[str, Any]]:
     """What inner_cuda.collect takes."""
-    return None if on_cpu(context) else asked_for(context)
+    return None if on_cpu(context) else asked_for(context.launch)
 
 
 def peer_argument(context: "Context") -> Dict[str, Any]:
     """What inner_nccl.collect takes."""
-    return {"need": 1, "base": 0} if on_cpu(context) else asked_for(context)
+    return {"need": 1, "base": 0} if on_cpu(context) else asked_for(context.launch)
 
 
 def pci(base: str = "/sys/bus/pci/devices") -> List[Dict[str, Any]]:

@@ -98,12 +98,13 @@ def gpu() -> Dict[str, Any]:
 
 
 def user(show: Dict[str, str]) -> Dict[str, Any]:
-    """The service's user and whether it exists."""
+    """The service's user and whether it exists. One that systemd makes up (DynamicUser=) does while the service
+    runs, and is in no database of a host without libnss-systemd."""
     name = show.get("User") or "root"
     try:
         found = pwd.getpwuid(int(name)) if name.isdigit() else pwd.getpwnam(name)
     except KeyError:
-        return {"name": name, "exists": False}
+        return {"name": name, "exists": show.get("DynamicUser") == "yes"}
     return {"name": name, "exists": True, "uid": found.pw_uid, "home": found.pw_dir}
 
 
@@ -113,7 +114,7 @@ def identity(show: Dict[str, str]) -> Dict[str, Any]:
     A virtual environment that its user can write must not run its sitecustomize as root.
     """
     who = user(show)
-    if os.geteuid() != 0 or not who["exists"] or who["uid"] == 0:
+    if os.geteuid() != 0 or not who.get("uid"):
         return {}
     entry = pwd.getpwuid(who["uid"])
     group = show.get("Group") or ""

@@ -24,7 +24,7 @@ def topology(context: "Context") -> Dict[str, Any]:
     """
     from .probe_gpu import asked_for, on_cpu
 
-    need = asked_for(context)["need"]
+    need = asked_for(context.launch)["need"]
     tool = nvidia_smi.find()
     if on_cpu(context) or (need is not None and need < 2):
         return {"asked": False}

@@ -4,21 +4,27 @@ Imports, kernels, graph capture, NCCL and a few answers are those of the release
 compiled stays in the caches for the real start.
 """
 
+import errno
 import os
 import socket
 import time
+import zlib
+from concurrent.futures import ThreadPoolExecutor
+from http.client import HTTPException
 from typing import Any, Dict, NamedTuple, Optional, Tuple, Union
 
 from . import (
     evidence,
     observe_env,
     probe,
+    probe_gpu,
     probe_unit,
     rehearsal_answers,
     rehearsal_model,
     rehearsal_room,
     rehearsal_unit,
     service,
+    smoke,
     store,
     systemd,
     unitenv,
@@ -28,11 +34,14 @@ from .layout import Layout
 from .observe import Observer, signatures
 from .wire import AgentError, send
 
-#: Failures that say no more than that there was too little memory beside the live server (core.signatures' reasons).
-NO_ROOM = ("cuda-oom", "memory-pool", "oom-kill", "host-memory")
+#: Failures that say no more than that there was too little memory beside the live server (core.signatures' reasons);
+#: "gpu-shared": the engine refuses GPUs whose free memory differs by a tenth, as beside another server it may.
+NO_ROOM = ("cuda-oom", "memory-pool", "state-pool", "oom-kill", "host-memory", "gpu-shared", "memory-taken")
 #: Where its port is looked for: below the ephemeral range, which is other programs' for their connections.
 PORTS = (31000, 32000)
 _TICK_S, _BEAT_S = 0.25, 2.0
+#: A process that answers no more: so long for the watch to see that it died, and of what.
+_AFTERMATH_S = 6.0
 Found = Dict[str, Any]
 
 
@@ -47,8 +56,12 @@ class Case(NamedTuple):
     folder: str
 
     @property
-    def visible(self) -> Optional[str]:
-        return self.variables.get("CUDA_VISIBLE_DEVICES")
+    def takes(self) -> rehearsal_room.Takes:
+        asked = probe_gpu.asked_for(self.launch)
+        one_by_one = self.launch.value("--gpu-id-step") in (None, "1")
+        return rehearsal_room.Takes(
+            self.variables.get("CUDA_VISIBLE_DEVICES"), asked["base"], asked["need"] if one_by_one else None
+        )
 
 
 def rehearse(layout: Layout, request: Found, keep: Tuple[str, ...]) -> Found:
@@ -60,6 +73,7 @@ def rehearse(layout: Layout, request: Found, keep: Tuple[str, ...]) -> Found:
     Raises AgentError(precondition) where the release fails, and keeps its evidence; where the host or the live server
     broke; BrokenPipeError where the operator went away.
     """
+    send({"ev": "beat"})  # from now on a line that ends was cut: the agent did start
     store.verify(layout, request["release"])
     rehearsal_unit.end(layout)
     show = systemd.show(layout.service, probe_unit.properties())
@@ -69,15 +83,24 @@ def rehearse(layout: Layout, request: Found, keep: Tuple[str, ...]) -> Found:
     place = rehearsal_unit.folder(layout, request["txn"])
     case = Case(layout, request, show, launch, rehearsal_unit.variables(request, show), place)
     cpu = launch.value("--device") == "cpu"
-    room = rehearsal_room.Room(None, None) if cpu else rehearsal_room.look(case.visible)
+    room = rehearsal_room.Room(None, None) if cpu else rehearsal_room.look(case.takes)
     if room is None:
         return _not(
             "NOT_POSSIBLE", "nvidia-smi gives no answer, so what is free beside the live server is unknown"
         )
     if room.why_not() is not None:
         return _not("DOES_NOT_FIT", str(room.why_not()), room)
+    if not cpu and rehearsal_room.split():
+        return _not(
+            "NOT_POSSIBLE", "a GPU is split (MIG): what is free of the live server's slice is unknown"
+        )
     try:
-        made = _checkpoints(case)
+        try:
+            made = _checkpoints(case)
+        except OSError as error:
+            if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
+                raise
+            made = f"the small checkpoint cannot be made: {error}"
         return _not("NOT_POSSIBLE", made) if isinstance(made, str) else _run(case, room, made, keep)
     finally:
         rehearsal_unit.end(layout)
@@ -109,7 +132,7 @@ def _checkpoints(case: Case) -> Union[Found, str]:
 
 
 def _run(case: Case, room: rehearsal_room.Room, made: Found, keep: Tuple[str, ...]) -> Found:
-    layout, port = case.layout, free_port()
+    layout, port = case.layout, free_port(case.layout.service)
     before, live, began = observe_env.look(), _live(layout), time.monotonic()
     words = {**made, "port": port, "fraction": room.fraction()}
     argv = [
@@ -117,22 +140,41 @@ def _run(case: Case, room: rehearsal_room.Room, made: Found, keep: Tuple[str, ..
         for word in case.request["argv"]
     ]
     observer = Observer(rehearsal_unit.name(layout), port, f"file:{rehearsal_unit.log(case.folder)}")
+    limits = reducer.Limits(**case.request["limits"])
+    watch = reducer.start(limits, reducer.Expect(**case.request["expect"]), signatures())
     answers: Optional[Found] = None
     try:
-        with rehearsal_room.Guard(room, case.visible, lambda: rehearsal_unit.kill(layout)) as guard:
+        with rehearsal_room.Guard(room, case.takes, lambda: rehearsal_unit.kill(layout)) as guard:
             rehearsal_unit.start(layout, case.request, case.show, case.launch.interpreter, case.folder, argv)
-            verdict, phases = _watch(case, observer)
+            verdict, phases = _watch(case, observer, watch)
             if verdict["verdict"] == "PASS":
                 answers, verdict = _ask(port, verdict)
+                if answers is None:  # a scheduler that ran out of memory says so in its log alone
+                    verdict = _watch(case, observer, watch, _AFTERMATH_S)[0] or verdict
     finally:
         observer.close()
         lines = _tail(case)
+        wanted_back = rehearsal_unit.gave_way(case.folder)
         rehearsal_unit.end(layout)
+    if wanted_back is not None:
+        raise AgentError(
+            "locked",
+            f"the rehearsal was ended for a rollback by {wanted_back}",
+            meaning="nothing was stopped by the rehearsal; the release lies there, not yet judged",
+            next="ddtree-ops status, then type the same command again when it has ended",
+        )
+    verdict = smoke.redacted(verdict, _held(case))
     _unharmed(layout, before, live, verdict)
     memory = {"free": room.free, "least_free": guard.least}
     if guard.ended or verdict.get("reason") in NO_ROOM:
         said = "the live server's share was touched" if guard.ended else verdict.get("line")
         return _not("DOES_NOT_FIT", f"does not fit beside the live server: {said}", room, memory)
+    if verdict.get("reason") == "port-taken":  # we chose it: no fault of the release
+        return _not("NOT_POSSIBLE", f"its port was taken meanwhile: {verdict.get('line')}", room, memory)
+    if verdict.get("reason") == "start-timeout":  # RuntimeMaxSec=: `cap` is a phase's limit in a real start
+        return _not(
+            "NOT_POSSIBLE", f"it took longer than timeouts.cap ({limits.cap:g} s) in all", room, memory
+        )
     if verdict["verdict"] != "PASS":
         _refuse(case, verdict, lines, keep)
     seconds = round(time.monotonic() - began, 1)
@@ -140,13 +182,13 @@ def _run(case: Case, room: rehearsal_room.Room, made: Found, keep: Tuple[str, ..
     return {**passed, "answers": answers, "memory": memory}
 
 
-def _watch(case: Case, observer: Observer) -> Tuple[Found, Dict[str, float]]:
-    """The watch's verdict on this start, and the seconds of its phases."""
-    limits = reducer.Limits(**case.request["limits"])
-    watch = reducer.start(limits, reducer.Expect(**case.request["expect"]), signatures())
+def _watch(
+    case: Case, observer: Observer, watch: reducer.Watch, most: Optional[float] = None
+) -> Tuple[Found, Dict[str, float]]:
+    """The watch's next verdict on this start, and the seconds of its phases; {} where none came in `most` seconds."""
     phases: Dict[str, float] = {}
-    beat = 0.0
-    while True:
+    begun = beat = time.monotonic()
+    while most is None or time.monotonic() - begun < most:
         for event in watch.observe(observer.observe()):
             if event["ev"] == "verdict":
                 return evidence.told(case.layout, event), phases
@@ -155,17 +197,32 @@ def _watch(case: Case, observer: Observer) -> Tuple[Found, Dict[str, float]]:
                 send(
                     {"ev": "note", "text": f"rehearsal: {event['phase']} passed in {event['seconds']:.1f} s"}
                 )
-        if time.monotonic() - beat > _BEAT_S:
-            beat = time.monotonic()
-            send({"ev": "beat"})  # an operator who went away is noticed here
+        beat = _beat(beat)
         time.sleep(_TICK_S)
+    return {}, phases
+
+
+def _beat(last: float) -> float:
+    """When the last beat went out. An operator who went away is noticed here (BrokenPipeError)."""
+    if time.monotonic() - last <= _BEAT_S:
+        return last
+    send({"ev": "beat"})
+    return time.monotonic()
 
 
 def _ask(port: int, verdict: Found) -> Tuple[Optional[Found], Found]:
     send({"ev": "note", "text": "rehearsal: a few answers, each token against the target's own"})
+    pool, beat = ThreadPoolExecutor(1), time.monotonic()
     try:
-        answers = rehearsal_answers.compare(rehearsal_answers.over_http(port))
-    except (OSError, ValueError) as error:
+        asked = pool.submit(rehearsal_answers.compare, rehearsal_answers.over_http(port))
+        while not asked.done():
+            beat = _beat(beat)
+            time.sleep(_TICK_S)
+    finally:
+        pool.shutdown(wait=False)  # its requests end with the server
+    try:
+        answers = asked.result()
+    except (OSError, ValueError, HTTPException) as error:
         line = f"{type(error).__name__}: {error}"
         return None, _failed(verdict, "generation-failed", line, "it does not answer requests")
     if answers["ok"]:
@@ -184,6 +241,13 @@ def _failed(verdict: Found, reason: str, line: str, hint: str) -> Found:
 
 def _unharmed(layout: Layout, before: observe_env.HostState, live: Found, verdict: Found) -> None:
     """Raise AgentError where the host or the live server did not stand it: that is the news, whatever the verdict."""
+    if verdict["verdict"] != "PASS" and service.shutting_down():
+        raise AgentError(
+            "unreachable",
+            "the host is shutting down: the rehearsal was ended with it",
+            meaning="nothing was stopped by us; the release lies there, not yet judged",
+            next="deploy again when the host is back",
+        )
     faults, now = observe_env.faults(before, observe_env.look()), _live(layout)
     said = f"; the rehearsal had said: {verdict['line']}" if verdict.get("line") else ""
     if faults:
@@ -205,6 +269,14 @@ def _unharmed(layout: Layout, before: observe_env.HostState, live: Found, verdic
 
 
 def _refuse(case: Case, verdict: Found, lines: "list[str]", keep: Tuple[str, ...]) -> None:
+    if verdict["verdict"] == "ENV":
+        raise AgentError(
+            "precondition",
+            f"the host, not the release, ended the rehearsal in phase {verdict['phase']} ({verdict['reason']})",
+            evidence=verdict.get("line") or None,
+            meaning=f"{verdict['hint']}; the running service was not touched, and the release stays",
+            next="mend what the line above names; then deploy again",
+        )
     report = {"rehearsal": verdict, "log": lines}
     store.retire(case.layout, case.request["release"], case.request["txn"], report, keep)
     raise AgentError(
@@ -227,10 +299,14 @@ def _live(layout: Layout) -> Found:
     return {"state": facts.get("ActiveState", "unknown"), "pid": facts.get("MainPID", "0")}
 
 
-def free_port() -> int:
+def free_port(service: str = "") -> int:
     """A port of 127.0.0.1 that nobody listens on. SGLang 0.5.11 also wants 10000 above it to be a port, and takes some
-    more within 1000. Raises AgentError where there is none."""
-    for port in range(*PORTS):
+    more within 1000; it listens at the end of its start, so two services' rehearsals begin to look at different places.
+    Raises AgentError where there is none."""
+    first, end = PORTS
+    begin = zlib.crc32(service.encode()) % (end - first)
+    ports: "list[int]" = [*range(first + begin, end), *range(first, first + begin)]
+    for port in ports:
         with socket.socket() as made:
             made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
@@ -249,4 +325,11 @@ def _tail(case: Case) -> "list[str]":
             text = file.read().decode("utf-8", "replace")
     except OSError:
         return []
+    for value in _held(case):
+        text = text.replace(value, "***")
     return evidence.scrub(case.layout, text).splitlines()[-200:]
+
+
+def _held(case: Case) -> "list[str]":
+    """Values of the operator's own files of secrets, which we neither keep nor know by another way."""
+    return smoke.secrets(case.variables, case.launch.args)

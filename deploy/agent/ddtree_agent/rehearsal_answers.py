@@ -1,10 +1,11 @@
 """A few answers of a rehearsal, each token held against the target's own: what a prefill of the same prefix gives.
 
-A prefill runs no draft and no tree, so it is the chain that a tree must follow. Dummy weights hardly look at their
-context: what this sees are kernels that give nonsense on this GPU, and commits that lose or double a token. It does not
-see a wrong mask; a shadow rollout and the parity gate are for that.
+A prefill runs no draft and no tree, and takes no KV that one left: it is the chain that a tree must follow. Dummy
+weights hardly look at their context: what this sees are kernels that give nonsense on this GPU, and commits that lose
+or double a token. It does not see a wrong mask; a shadow rollout and the parity gate are for that.
 """
 
+import http.client
 import json
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
@@ -19,8 +20,8 @@ Generate = Callable[[List[int], int], List[int]]
 
 
 def compare(generate: Generate) -> Dict[str, Any]:
-    """{prompts, tokens: compared, same, first: the first difference in words or null, ok}. Raises OSError or
-    ValueError where a request fails."""
+    """{prompts, tokens: compared, same, first: the first difference in words or null, ok}. Raises OSError,
+    ValueError or HTTPException where a request fails."""
     prompts = [
         [65 + (number * 7 + step * (number + 2)) % 50 for step in range(6 + number)]
         for number in range(PROMPTS)
@@ -53,14 +54,20 @@ def over_http(port: int) -> Generate:
 
     def generate(prompt: List[int], tokens: int) -> List[int]:
         sampling = {"temperature": 0, "max_new_tokens": tokens, "ignore_eos": True}
-        body = json.dumps({"input_ids": prompt, "sampling_params": sampling}).encode()
+        # answers and prefills share no prefix in the engine's cache: else both would rest on KV that a tree committed
+        asked = {"input_ids": prompt, "sampling_params": sampling, "extra_key": f"rehearsal-{tokens}"}
+        body = json.dumps(asked).encode()
         request = urllib.request.Request(
             f"http://127.0.0.1:{port}/generate", body, {"Content-Type": "application/json"}
         )
-        with opener.open(request, timeout=_LIMIT_S) as reply:
-            found = json.load(reply)
-        if not isinstance(found, dict) or not isinstance(found.get("output_ids"), list):
+        try:
+            with opener.open(request, timeout=_LIMIT_S) as reply:
+                found = json.load(reply)
+        except http.client.HTTPException as error:  # cut in the middle
+            raise ValueError(f"{type(error).__name__}: {error}") from None
+        ids = found.get("output_ids") if isinstance(found, dict) else None
+        if not isinstance(ids, list) or not all(isinstance(token, int) for token in ids):
             raise ValueError("an answer without output_ids")
-        return [int(token) for token in found["output_ids"]]
+        return [int(token) for token in ids]
 
     return generate

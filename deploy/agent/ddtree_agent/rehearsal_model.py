@@ -6,12 +6,14 @@
 
 import json
 import os
+import stat
 from typing import Any, Dict, List, Optional
 
 from . import inner_model
 
 #: Layers that are kept at least: enough for every shape of work, few enough to be small.
 TARGET_LAYERS, DRAFT_LAYERS = 4, 2
+_LARGEST = 16 << 20
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx", ".index.json")
 #: "Every n-th layer is of another kind", and "the first n layers are": both kinds must be there.
 _EVERY = ("full_attention_interval", "sliding_window_pattern", "attn_layer_period", "decoder_sparse_step")
@@ -31,9 +33,19 @@ def directory(given: str, environ: Dict[str, str]) -> Optional[str]:
 
 
 def read(place: str) -> Dict[str, Any]:
-    """Its config.json. Raises OSError, or ValueError for anything but an object."""
-    with open(os.path.join(place, "config.json"), encoding="utf-8") as file:
-        config = json.load(file)
+    """Its config.json. Raises OSError, or ValueError for anything but an object in a file: a pipe of that name would
+    hold the caller, and the host's lock, for ever."""
+    handle = os.open(os.path.join(place, "config.json"), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    with os.fdopen(handle, encoding="utf-8") as file:
+        if not stat.S_ISREG(os.fstat(handle).st_mode):
+            raise ValueError("config.json: no regular file")
+        text = file.read(_LARGEST + 1)
+    if len(text) > _LARGEST:
+        raise ValueError(f"config.json: more than {_LARGEST >> 20} MiB")
+    try:
+        config = json.loads(text)
+    except RecursionError:
+        raise ValueError("config.json: nested without end") from None
     if not isinstance(config, dict):
         raise ValueError("config.json: no object")
     return config

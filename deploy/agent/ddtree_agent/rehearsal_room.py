@@ -1,7 +1,8 @@
 """What of the GPUs a rehearsal may take beside the live server, and the watch that ends it when it takes more."""
 
+import os
 import threading
-from typing import Any, Callable, Dict, List, Optional
+from typing import Any, Callable, Dict, List, NamedTuple, Optional
 
 from . import nvidia_smi
 
@@ -10,6 +11,8 @@ GIB = 1 << 30
 LEAST = 2 * GIB
 #: The share for weights and pools; the rest is for graphs and activations.
 STATIC = 0.7
+#: Of NVIDIA's driver, and of AMD's.
+DEVICES = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")
 _EVERY_S, _LIMIT_S = 1.0, 10.0
 
 
@@ -43,29 +46,46 @@ class Room:
         return "0.5" if not self.free else f"{STATIC * self.usable / self.free:.3f}"
 
 
-def look(visible: Optional[str], ask: Callable[[List[str], float], Any] = nvidia_smi.ask) -> Optional[Room]:
-    """The room now. visible: CUDA_VISIBLE_DEVICES of the service. None where nvidia-smi gives no answer."""
+class Takes(NamedTuple):
+    """Which GPUs the server takes: CUDA_VISIBLE_DEVICES, of those the first, and how many (None: all)."""
+
+    visible: Optional[str]
+    base: int = 0
+    need: Optional[int] = None
+
+
+def look(takes: Takes, ask: Callable[[List[str], float], Any] = nvidia_smi.ask) -> Optional[Room]:
+    """The room now on the GPUs that the server takes. None where nvidia-smi gives no
+    answer, or is missing though a GPU is there."""
     tool = nvidia_smi.find()
     if tool is None:
-        return Room(None, None)
+        return None if any(os.path.exists(device) for device in DEVICES) else Room(None, None)
     status, text = ask(
         [tool, "--query-gpu=index,uuid,memory.free,memory.total", "--format=csv,noheader,nounits"], _LIMIT_S
     )
     found = _rows(text) if status == 0 else []
-    shown = [row for row in found if _visible(row, visible)] or found
-    if not shown:
+    if not found:
         return None
-    least = min(shown, key=lambda row: int(row["free"]))
+    shown = _shown(found, takes.visible)
+    last = None if takes.need is None else takes.base + takes.need
+    least = min(shown[takes.base : last] or shown, key=lambda row: int(row["free"]))
     return Room(int(least["free"]) << 20, int(least["total"]) << 20)
+
+
+def split() -> bool:
+    """Whether a GPU is in MIG mode: what `look` reads is then the whole card's, and a slice may be full."""
+    tool = nvidia_smi.find()
+    rows = nvidia_smi.query(tool, "gpu", ("mig.mode.current",), _LIMIT_S)["rows"] if tool else []
+    return any(row.get("mig.mode.current") == "Enabled" for row in rows)
 
 
 class Guard:
     """Looks once a second; calls `end` when less than half of the reserve is left on a GPU. A context manager."""
 
-    def __init__(self, room: Room, visible: Optional[str], end: Callable[[], None]) -> None:
+    def __init__(self, room: Room, takes: Takes, end: Callable[[], None]) -> None:
         self.least = room.free
         self.ended = False
-        self._floor, self._visible, self._end = room.reserve // 2, visible, end
+        self._floor, self._takes, self._end = room.reserve // 2, takes, end
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._loop, name="room", daemon=True)
         self._on = room.free is not None
@@ -80,7 +100,7 @@ class Guard:
 
     def _loop(self) -> None:
         while not self._stop.wait(_EVERY_S):
-            self.take(look(self._visible))
+            self.take(look(self._takes))
 
     def take(self, room: Optional[Room]) -> None:
         """One look. No answer is no reason to end anything."""
@@ -102,10 +122,8 @@ def _rows(text: str) -> List[Dict[str, str]]:
     return rows
 
 
-def _visible(row: Dict[str, str], visible: Optional[str]) -> bool:
-    if not visible:
-        return True
-    return any(
-        word.strip() == row["index"] or (word.strip() and row["uuid"].startswith(word.strip()))
-        for word in visible.split(",")
-    )
+def _shown(rows: List[Dict[str, str]], visible: Optional[str]) -> List[Dict[str, str]]:
+    """The GPUs that CUDA_VISIBLE_DEVICES names, in its order; all of them where it names none that is here."""
+    words = [word.strip() for word in (visible or "").split(",") if word.strip()]
+    named = [row for word in words for row in rows if word == row["index"] or row["uuid"].startswith(word)]
+    return named or rows

@@ -14,7 +14,11 @@ from .wire import AgentError
 _HOST_SHARE = 0.8
 _STOP_S = 20.0
 _PREFIX = "rehearsal-"
-#: systemd-run expands `$` and `%` in arguments, so they come from a file.
+#: In its folder: who wants the service back.
+_WAY = "gave-way"
+#: Until a rehearsal that gave way has released the lock: it stops its unit and looks at the host once more.
+GIVES_WAY_S = 60.0
+#: systemd-run expands `$` and `%` in arguments, so they come from a file. -I: no json.py of the working directory's.
 _EXEC = "import json,os;a=json.load(open({path}));os.execvp(a[0],a)"
 
 
@@ -72,7 +76,7 @@ def start(
     command += ["--property=Nice=10", "--property=CPUWeight=10", "--property=OOMScoreAdjust=900"]
     memory = _available()
     command += [f"--property=MemoryMax={int(memory * _HOST_SHARE)}"] if memory else []
-    command += ["--", interpreter, "-c", _EXEC.format(path=json.dumps(words))]
+    command += ["--", interpreter, "-I", "-c", _EXEC.format(path=json.dumps(words))]
     status, out, err = sandbox.run(command, 60, b"", env)
     if status != 0:
         raise AgentError(
@@ -89,16 +93,36 @@ def kill(layout: Layout) -> None:
     systemd.ctl("kill", "--signal=SIGKILL", name(layout))
 
 
+def give_way(layout: Layout, who: str) -> bool:
+    """End a rehearsal for a rollback, which waits for nobody; its agent tells its operator. Whether there was one."""
+    left = _left(layout)
+    for entry in left:
+        try:
+            with open(os.path.join(layout.staging, entry, _WAY), "w", encoding="utf-8") as file:
+                file.write(who)
+        except OSError:
+            pass  # it ended meanwhile, or a full disk: it is killed all the same
+    if left:
+        kill(layout)
+    return bool(left)
+
+
+def gave_way(place: str) -> Optional[str]:
+    """For whom a rehearsal was ended; None where for nobody."""
+    try:
+        with open(os.path.join(place, _WAY), encoding="utf-8") as file:
+            return file.read()
+    except OSError:
+        return None
+
+
 def end(layout: Layout) -> None:
-    """End a rehearsal, ours or one whose operator was cut off, and remove what it ran from."""
-    left = [
-        entry
-        for entry in (os.listdir(layout.staging) if os.path.isdir(layout.staging) else [])
-        if entry.startswith(_PREFIX) and entry.partition(".")[2] == layout.service
-    ]
-    if not left:
-        return
+    """End a rehearsal, ours or one whose operator was cut off, and remove what it ran from. It may run without a folder
+    (gc takes what an interrupted operation left)."""
+    left = _left(layout)
     unit = name(layout)
+    if not left and service.facts(unit).get("ActiveState", "inactive") in ("inactive", "failed"):
+        return
     kill(layout)
     systemd.ctl("stop", unit)
     until = time.monotonic() + _STOP_S
@@ -107,6 +131,15 @@ def end(layout: Layout) -> None:
     systemd.ctl("reset-failed", unit)
     for entry in left:
         remove_tree(os.path.join(layout.staging, entry), layout.staging)
+
+
+def _left(layout: Layout) -> List[str]:
+    """The folders of this service's rehearsals, one that runs or one whose agent was killed."""
+    return [
+        entry
+        for entry in (os.listdir(layout.staging) if os.path.isdir(layout.staging) else [])
+        if entry.startswith(_PREFIX) and entry.partition(".")[2] == layout.service
+    ]
 
 
 def _available() -> Optional[int]:

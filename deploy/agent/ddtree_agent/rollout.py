@@ -133,7 +133,11 @@ def note_reboot(layout: Layout) -> None:
 
 def begin(layout: Layout, request: Dict[str, Any], archive: str) -> Txn:
     """Create a transaction and hand it to its runner. Raises AgentError where a precondition moved."""
-    with locked(layout, f"{request['kind']} by {request['who']}"):
+    # Going back waits for nobody's rehearsal, which may go on for minutes and holds the lock.
+    waits = request["kind"] == "undo" and rehearsal_unit.give_way(layout, request["who"])
+    with locked(
+        layout, f"{request['kind']} by {request['who']}", rehearsal_unit.GIVES_WAY_S if waits else 0.5
+    ):
         if request["kind"] == "deploy":
             hold.refuse(layout)
         settle(layout)

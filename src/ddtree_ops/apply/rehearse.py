@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from ddtree_ops.apply.agent import AgentClient
-from ddtree_ops.core.errors import Unreachable
+from ddtree_ops.core.errors import Detached, Unreachable
 from ddtree_ops.core.rehearsal import Small, sentence
 
 if TYPE_CHECKING:
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 #: The watch beats every 2 s; answers and the end of a stubborn process say nothing meanwhile.
 _SILENCE_S = 180.0
+_MEANING = "nothing was stopped; the host ends the rehearsal by itself"
 
 
 def rehearse(
@@ -44,17 +45,20 @@ def rehearse(
         "limits": limits,
         "interpreter": prepared.host.interpreter,
     }
-    for event in client.events("rehearse", request, timeout=_SILENCE_S):
-        if event["ev"] == "result":
-            return _say(sentence(event["rehearsal"]), on_event)
-        if event["ev"] != "beat":
-            on_event(event)
-    raise Unreachable(
-        "the line was cut during the rehearsal",
-        host=prepared.host.name,
-        meaning="nothing was stopped; the host ends the rehearsal by itself",
-        next="type the same command again",
-    )
+    told = {"host": prepared.host.name, "meaning": _MEANING, "next": "type the same command again"}
+    try:
+        for event in client.events("rehearse", request, timeout=_SILENCE_S):
+            if event["ev"] == "result":
+                return _say(sentence(event["rehearsal"]), on_event)
+            if event["ev"] != "beat":
+                on_event(event)
+    except KeyboardInterrupt:
+        raise Detached("interrupted during the rehearsal", **told) from None
+    except Unreachable as error:
+        if error.meaning is not None:
+            raise
+        raise Unreachable(error.what, evidence=error.evidence, **told) from error
+    raise Unreachable("the line was cut during the rehearsal", **told)
 
 
 def _say(text: str, on_event: Callable[[dict[str, Any]], None]) -> str:

@@ -31,10 +31,15 @@ def diagnose(
     """
     from ddtree_ops.cli._sinks import document, say
     from ddtree_ops.core.diagnose import diagnose as read
+    from ddtree_ops.core.errors import UsageProblem
     from ddtree_ops.core.signatures import load
 
     signatures = load((Path(ddtree_ops.core.__file__).parent / "signatures.json").read_text(encoding="utf-8"))
     if file == "-":
+        if sys.stdin is None:
+            raise UsageProblem(
+                "standard input is closed", next="ddtree-ops diagnose FILE, or pipe a log into it"
+            )
         found = read(lines_of(sys.stdin.buffer), signatures)
     else:
         with open(file, "rb") as log:

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ddtree_ops.core.log_text import bare, clean, plain
+from ddtree_ops.core.log_text import LONGEST, bare, clean, plain
 from ddtree_ops.core.named import told
 from ddtree_ops.core.needles import Gate
 from ddtree_ops.core.signatures import PHASES, Evidence, Scanner, Signature
@@ -24,7 +24,6 @@ _STUCK, _FLAT = "S80", "S74"
 #: Looked for only where nothing else is known of a line, and before its level is cut off with what precedes it.
 _LEVEL = "Y05"
 _FLAT_MIN, _FLAT_SURE, _FLAT_BOUND = 3, 6, 1.05
-_LONGEST = 8000  # a line longer than that (user text, all arguments) has its meaning at its beginning
 _OUTSIDE_ENGINE = frozenset({"transport"})
 
 _FRAME = re.compile(r'\s*File ".*", line \d+')
@@ -129,7 +128,7 @@ class Reader:
     def feed(self, raw: str) -> None:
         """Take one line (or several parts of one, as a progress bar writes them)."""
         for part in re.split(r"[\r\n]+", raw):
-            self._line(self._unwrapped(part)[:_LONGEST])
+            self._line(self._unwrapped(part)[:LONGEST])
 
     def result(self) -> Diagnosis:
         """What the lines so far mean."""
@@ -143,7 +142,7 @@ class Reader:
         if part.startswith("{") and _WRAPPED.match(part):
             try:
                 record = json.loads(part)
-            except ValueError:
+            except (ValueError, RecursionError):
                 return part
             for key in ("log", "MESSAGE", "message", "msg"):
                 if isinstance(record.get(key), str):

@@ -70,11 +70,11 @@ def examine(probe: dict[str, Any], wanted: Wanted) -> list[Finding]:
     for name, section, rule in RULES:
         seen = getattr(live, section)
         if not isinstance(seen, Unknown):
-            found += rule(seen, live, wanted)
+            found += _judged(name, rule, seen, live, wanted)
         elif section in NEEDED:
             found.append(block(name, seen.why, f"{NEEDED[section]} for {wanted.host}"))
         else:
-            found.append(warn(name, f"unknown: {seen.why}", f"ddtree-ops doctor --host {wanted.host}"))
+            found.append(_unknown(name, seen.why, wanted, False))
     for area_rule in AREA_RULES:
         found += _area(area_rule, live, wanted)
     return _waived(found, wanted.waive)
@@ -96,10 +96,28 @@ def _area(rule: AreaRule[Any], live: Live, wanted: Wanted) -> Sequence[Finding]:
     if rule.section.gpu and live.cuda is False:
         return []
     seen = live.of(rule.section)
+    needed = bool(rule.section.gpu and live.cuda)
     if not isinstance(seen, Unknown):
-        return rule.judge(seen, live, wanted)
-    said, again = f"unknown: {seen.why}", f"ddtree-ops doctor --host {wanted.host}"
-    return [block(rule.id, said, again) if rule.section.gpu and live.cuda else warn(rule.id, said, again)]
+        return _judged(rule.id, rule.judge, seen, live, wanted, needed)
+    return [_unknown(rule.id, seen.why, wanted, needed)]
+
+
+def _judged(
+    name: str, judge: Rule, seen: object, live: Live, wanted: Wanted, needed: bool = False
+) -> Sequence[Finding]:
+    """What the rule says. A fact of a kind that it cannot judge (a text for a number) is not known, on any host: one
+    odd answer costs that rule, not the preflight."""
+    try:
+        return judge(seen, live, wanted)
+    except Exception as error:
+        text = " ".join(str(error).split())[:120]
+        why = f"the probe's answer does not fit: {type(error).__name__} {text}"
+        return [_unknown(name, why, wanted, needed)]
+
+
+def _unknown(name: str, why: str, wanted: Wanted, needed: bool) -> Finding:
+    said, again = f"unknown: {why}", f"ddtree-ops doctor --host {wanted.host}"
+    return block(name, said, again) if needed else warn(name, said, again)
 
 
 #: The rules that say that the host is not what was recorded or confirmed: `deploy --adopt` takes that over.

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from ddtree_ops.core.checks.rule import Section
+from ddtree_ops.core.fits import misfit
 
 T = TypeVar("T")
 
@@ -279,7 +280,7 @@ class Live:
         device = self.launch.device if isinstance(self.launch, Launch) else None
         if device is None:
             return True if self.nvidia else None
-        return device.startswith("cuda")
+        return device.startswith("cuda") if isinstance(device, str) else None
 
 
 Raw = Mapping[str, Any]
@@ -345,8 +346,10 @@ def _known(probe: Raw, name: str, build: Callable[[Raw], T]) -> T | Unknown:
     if raw.get("error"):
         return Unknown(str(raw["error"]))
     try:
-        return build(raw)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        built = build(raw)
+        wrong = misfit(built)
+        return Unknown(f"the probe's answer does not fit: {wrong}") if wrong else built
+    except Exception as error:  # whatever a reader trips over: the host said something else than agreed
         return Unknown(f"the probe's answer does not fit: {type(error).__name__} {error}")
 
 

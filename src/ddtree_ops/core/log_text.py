@@ -29,10 +29,18 @@ _ANSI = re.compile(
     r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ufeff]"
 )
 _SECRET = re.compile(
-    r"(?i)((?:api|admin|access|hf|auth)[-_]?\w*(?:key|token)['\"]?\s*[=:]\s*|--\S*(?:key|token)['\"]?[ =,]+|bearer\s+)"
-    r"('[^']*'|\"[^\"]*\"|[^\s,;)]+)"
+    r"(?i)((?:api|admin|access|hf|auth)[-_]?\w*(?:key|token)['\"]?\s*[=:]\s*"
+    r"|--\S*(?:key|token|passw(?:or)?d|secret)['\"]?[ =,]+"
+    r"|bearer\s+|authorization['\"]?\s*[=:]\s*['\"]?\w+\s+|(?:password|passwd|secret)['\"]?\s*[=:]\s*"
+    r"|[?&][\w-]*(?:token|key|secret|signature|sig)=|(?-i:\b[A-Z][A-Z0-9_]*_(?:TOKEN|KEY|SECRET))['\"]?\s*[=:]\s*)"
+    r"('[^']*'|\"[^\"]*\"|[^\s,;)&]+)"
 )
-_TOKEN = re.compile(r"\b(?:hf_|sk-)[A-Za-z0-9_-]{16,}")
+_TOKEN = re.compile(r"\b(?:hf_|sk-|gh[pousr]_|nvapi-|glpat-)[A-Za-z0-9_-]{16,}")
+#: The password in an address: https://name:password@host.
+_LOGIN = re.compile(r"(://[^/\s:@]*:)[^/\s@]+@")
+#: Of a line longer than that (a prompt, a body, all arguments) the beginning tells what it is. Two hundred patterns
+#: search each line, and some take the square of its length.
+LONGEST = 4000
 #: What the C library and the shell say in other languages, by what they say in English.
 _LOCAL = {
     "No such file or directory": (
@@ -83,6 +91,7 @@ _LOCAL = {
     "core dumped": "核心已转储|核心已轉儲|Speicherabzug geschrieben|コアダンプ",
     "Killed": "已杀死|已殺死|Getötet|Processus arrêté|強制終了|Убито",
 }
+_FOREIGN = re.compile("|".join(_LOCAL.values()))  # one test before the twelve
 _LOCALS = [(re.compile(words), english) for english, words in _LOCAL.items()]
 _WIDTH, _BEFORE = 400, 100
 #: Punctuation of other scripts and of word processors, as a page that was copied from writes it.
@@ -100,7 +109,7 @@ def plain(line: str) -> str:
 
 
 def _unstamped(line: str) -> str:
-    text = plain(line)
+    text = plain(line[:LONGEST])
     for _ in range(4):  # docker in front of torchrun in front of vLLM
         text, found = _STAMP.subn("", text, count=1)
         if not found:
@@ -109,10 +118,10 @@ def _unstamped(line: str) -> str:
 
 
 def bare(line: str) -> str:
-    """What rules read: `plain`, without what a journal, a container or a launcher writes in front of the line, the
-    messages of the C library and the shell in English."""
+    """What rules read: the beginning of the line, `plain`, without what a journal, a container or a launcher writes
+    before it, the messages of the C library and the shell in English."""
     text = _unstamped(line)
-    if not text.isascii():
+    if not text.isascii() and _FOREIGN.search(text):
         for words, english in _LOCALS:
             text = words.sub(english, text)
     return text
@@ -122,7 +131,7 @@ def clean(line: str, at: Optional[Pattern[str]] = None) -> str:
     """The line as it stands, unstamped, cut to a width that a report can hold (about what matches `at`), secrets
     blanked."""
     text = _unstamped(line)
-    text = _TOKEN.sub("***", _SECRET.sub(r"\1***", text))
+    text = _LOGIN.sub(r"\1***@", _TOKEN.sub("***", _SECRET.sub(r"\1***", text)))
     if len(text) <= _WIDTH:
         return text
     found = at.search(text) if at is not None else None

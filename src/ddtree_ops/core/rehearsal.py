@@ -8,6 +8,9 @@ from typing import Any
 
 from ddtree_ops.core.modes import Rehearsal, scan
 
+#: What the host fills in.
+_WORDS = ("{target}", "{draft}", "{port}", "{fraction}", "{layers}")
+
 
 @dataclass(frozen=True)
 class Small:
@@ -22,6 +25,9 @@ def small(argv: Sequence[str], flags_at: int, rules: Rehearsal | None) -> Small 
     """A release's command line as its rehearsal runs it; why it cannot be rehearsed, in words."""
     if rules is None:
         return "this series says nothing of rehearsals (rehearse: in its modes.yaml)"
+    for word in argv:
+        if word in _WORDS:
+            return f"its command line has the word {word}, which a rehearsal uses for itself"
     kept, models = list(argv[:flags_at]), dict[str, str]()
     put = dict(rules.set)
     for span in scan(argv, flags_at):

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Set, Tuple
 
 from . import watch_unit
-from .log_text import clean
+from .log_text import LONGEST, clean
 from .signatures import PHASES, Evidence, Scanner, Signature
 from .watch_facts import Expect, Limits, Observation, Probe, UnitState, Verdict
 from .watch_info import same, shown, told
@@ -108,7 +108,8 @@ class Watch:
     def _read(self, obs: Observation) -> bool:
         """Scan the new lines; True where one of them is progress."""
         fresh = False
-        for raw in obs.lines:
+        for line in obs.lines:
+            raw = line[:LONGEST]
             self._milestone(raw, obs.t)
             signature = self.scanner.feed(raw, self.phase)
             self._note(signature, raw)
