@@ -111,3 +111,49 @@ def test_a_rule_that_blocks_is_waived_with_a_reason_that_the_plan_and_the_histor
         rig.host.check(f"rm -f {dropin}; systemctl daemon-reload; systemctl restart {UNIT}")
         rig.host.wait_http(limit_s=30)
         rig.adopt()
+
+
+def test_what_only_the_units_own_sandbox_shows_is_seen_there(rig: Rig) -> None:
+    """A model behind BindReadOnlyPaths= exists for the service and for nobody else; a closed unit is no open one."""
+    dropin = f"/etc/systemd/system/{UNIT}.d/20-closed.conf"
+    argv = rig.host.check(
+        ["sh", "-c", f"systemctl show -P ExecStart {UNIT} | sed 's/.*argv\\[\\]=//; s/ ; ignore_errors.*//'"]
+    )
+    assert "/models/cyc_target" in argv
+    closed = """[Service]
+BindReadOnlyPaths=/models:/bound/models
+TemporaryFileSystem=/srv:ro
+ProtectKernelTunables=yes
+ProtectControlGroups=yes
+RestrictNamespaces=yes
+LockPersonality=yes
+UnsetEnvironment=LS_COLORS
+SystemCallArchitectures=native
+SystemCallFilter=@system-service @mount
+CapabilityBoundingSet=CAP_NET_BIND_SERVICE CAP_SYS_PTRACE CAP_DAC_READ_SEARCH CAP_DAC_OVERRIDE
+ExecStart=
+ExecStart=""" + argv.strip().replace("/models/cyc_target", "/bound/models/cyc_target")
+    rig.host.write(dropin, closed + "\n")
+    try:
+        rig.host.check(["systemctl", "daemon-reload"])
+        rig.host.check(["systemctl", "restart", UNIT])
+        assert rig.serving() == "None"
+        rig.configure(draft="/bound/models/cyc_draft")
+        assert rig.cli("adopt", "--yes").rc == 0
+        done = rig.cli("doctor", "--json")
+        said = {
+            (f["rule"], f["level"]): f["evidence"]
+            for f in done.json["hosts"][rig.host.name]["findings"]
+            if f["level"] == "BLOCK"
+        }
+        assert said == {}, said
+        assert "not run in the unit's sandbox" not in done.out
+        run = rig.cli("deploy")
+        assert run.rc == 0, run.err
+        assert rig.cli("rollback", "--to", "baseline").rc == 0
+    finally:
+        rig.host.check(["rm", "-f", dropin])
+        rig.host.check(["systemctl", "daemon-reload"])
+        rig.host.check(["systemctl", "restart", UNIT])
+        rig.configure()
+        rig.adopt()

@@ -755,3 +755,11 @@ def test_code_that_nobody_trusts_is_not_read() -> None:
     assert said("model-code", untrusted) == []
     online = both(code(elsewhere=["org/odd"]), {"checkpoints": {"hub": {"offline": False}}})
     assert [finding.level for finding in said("model-code", online)][:1] == [Level.WARN]
+
+
+def test_a_model_that_only_the_service_sees_is_there() -> None:
+    """BindReadOnlyPaths= and its kin: root's own look finds nothing at that path."""
+    facts = overlaid(HEALTHY_H200, {"model": {"target": {"path": "/bound/t", "exists": False}}})
+    assert [f.level for f in examine(facts, WANTED) if f.rule == "model"] == [Level.OK]
+    gone = overlaid(facts, {"checkpoints": {"target": {"exists": False}}})
+    assert [f.level for f in examine(gone, WANTED) if f.rule == "model"] == [Level.BLOCK]

@@ -42,6 +42,12 @@ def test_a_healthy_host_is_ok_throughout() -> None:
     assert refusal(findings, "ct129") is None
 
 
+def gone(probe: Probe, side: str) -> None:
+    """A checkpoint that neither root nor the service sees."""
+    probe["model"][side] = {"path": f"/m/{side[0]}", "exists": False}
+    probe["checkpoints"][side]["exists"] = False
+
+
 BLOCKS: list[tuple[str, Callable[[Probe], Any], str]] = [
     ("root", lambda p: p["session"].update(uid=1000), "no root on the host: uid 1000"),
     ("systemd", lambda p: p["session"].update(systemd_is_init=False, pid1="sh"), "PID 1 is sh, not systemd"),
@@ -86,13 +92,13 @@ BLOCKS: list[tuple[str, Callable[[Probe], Any], str]] = [
         f"/v/sglang/srt/server_args.py is not what series sglang-0.5.11 was made for: expected {A}, found {B}",
     ),
     ("sources", lambda p: p["engine"].update(files={"srt/server_args.py": None}), "no such file"),
-    ("model", lambda p: p["model"]["target"].update(exists=False), "/m/t does not exist on the host"),
+    ("model", lambda p: gone(p, "target"), "/m/t does not exist on the host"),
     (
         "model",
         lambda p: p["model"]["target"].update(missing_shards=["m-2.safetensors"]),
         "lacks m-2.safetensors",
     ),
-    ("draft", lambda p: p["model"].update(draft={"path": "/m/d", "exists": False}), "/m/d does not exist"),
+    ("draft", lambda p: gone(p, "draft"), "/m/d does not exist"),
     ("disk", lambda p: p["storage"].update(opt={**ROOM, "bytes": 1 << 20}), "1 MiB free, 384 MiB are needed"),
     ("disk", lambda p: p["storage"].update(opt={**ROOM, "inodes": 5}), "5 inodes free"),
     (

@@ -272,3 +272,21 @@ def test_host_faults_are_marked_as_such() -> None:
         "CUDA error: CUDA unknown error - this may be due to", "import", SIGNATURES
     )
     assert found is not None and found.host
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "Receive: obj=GenerateReqInput(text='why RuntimeError: CUDA error: out of memory')",
+        'Receive OpenAI: obj={"messages": [{"role": "user", "content": "torch.OutOfMemoryError: CUDA out of memory"}]}',
+        '{"timestamp": "2026-11-30T10:00:00", "event": "request.received", "obj": {"text": "CUDA out of memory"}}',
+        '{"timestamp": "2026-11-30T10:00:00", "event":"request.finished", "out": "CUDA error: device-side assert"}',
+    ],
+)
+def test_what_a_user_writes_rolls_no_release_back(line: str) -> None:
+    """--log-requests, in either format, between the gates and the confirm."""
+    scanner = Scanner(SIGNATURES)
+    scanner.feed(line, "hold")
+    assert not scanner.fatal
+    scanner.feed("torch.OutOfMemoryError: CUDA out of memory.", "hold")
+    assert scanner.fatal

@@ -19,7 +19,9 @@ COPIED = """
 User Group SupplementaryGroups UMask NoNewPrivileges PrivateTmp PrivateDevices ProtectSystem ProtectHome
 ReadWritePaths ReadOnlyPaths InaccessiblePaths DevicePolicy DeviceAllow RootDirectory LimitNOFILE
 LimitMEMLOCK LimitNPROC LimitAS MemoryMax DynamicUser AmbientCapabilities MemoryDenyWriteExecute
-RestrictAddressFamilies
+RestrictAddressFamilies BindPaths BindReadOnlyPaths TemporaryFileSystem PrivateNetwork PrivateUsers
+ProtectKernelTunables ProtectControlGroups ProtectClock RestrictNamespaces LockPersonality UnsetEnvironment
+SystemCallFilter SystemCallArchitectures CapabilityBoundingSet
 """
 _LOADER = re.compile(r"LD_|PATH$")
 #: What the programs may import: `from .inner_files import …`.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ddtree_ops.core.checks.checkpoint_facts import CHECKPOINTS, Checkpoints
 from ddtree_ops.core.facts_live import (
     Capabilities,
     Checkpoint,
@@ -139,17 +140,26 @@ def port(seen: Port, live: Live, wanted: Wanted) -> list[Finding]:
     return [ok("port", f"port {seen.port} is free")]
 
 
-def models(model: Model, _: Live, wanted: Wanted) -> list[Finding]:
+def models(model: Model, live: Live, wanted: Wanted) -> list[Finding]:
     """Target and draft: present, readable, no shard missing."""
     found: list[Finding] = []
     for name, side in (("model", model.target), ("draft", model.draft)):
-        if side is not None:
+        if side is not None and side.exists is False and _mounted(live, name):
+            found.append(ok(name, f"{side.path} is there for the service alone (a mount of its unit's)"))
+        elif side is not None:
             found.append(_checkpoint(name, side, wanted))
         elif name == "model":
             found.append(warn(name, "no model path is known", f"hosts.yaml: model: for {wanted.host}"))
         elif wanted.needs_draft:
             found.append(block(name, "no draft path is known", f"hosts.yaml: draft: for {wanted.host}"))
     return found
+
+
+def _mounted(live: Live, name: str) -> bool:
+    """Whether the service sees a checkpoint that root does not: BindPaths= and its kin."""
+    seen = live.of(CHECKPOINTS)
+    side = (seen.target if name == "model" else seen.draft) if isinstance(seen, Checkpoints) else None
+    return side is not None and side.exists is True
 
 
 def locks(state: State, _: Live, wanted: Wanted) -> list[Finding]:
