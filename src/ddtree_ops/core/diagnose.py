@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ddtree_ops.core.log_text import LONGEST, bare, clean, plain
+from ddtree_ops.core.named import told
 from ddtree_ops.core.needles import Gate
 from ddtree_ops.core.signatures import PHASES, Evidence, Scanner, Signature
 
@@ -29,6 +30,10 @@ _OUTSIDE_ENGINE = frozenset({"transport"})
 
 _FRAME = re.compile(r'\s*File ".*", line \d+')
 _WRAPPED = re.compile(r'^\{.*"(?:log|MESSAGE|message|msg)" ?:')
+_MARKED = re.compile(r"^(\*\*|`)(?=[^\s*`])(.*?)\1?$")  # a line set in bold or as code
+_LISTED = re.compile(
+    r"^ ?(?:[-*•]|\d+[.)]) (?=(?:[A-Za-z_][\w.]*\.)?[A-Z]\w*(?:Error|Exception)\b|[Ee]rror\b)"
+)
 _DOCUMENTS = re.compile(
     r"\s*(?:# +|NOTE: |--[a-z][\w-]+(?:[ ,=]|$))"
 )  # a comment or a help text, and what they warn of
@@ -45,7 +50,7 @@ _SERVES = re.compile(r"(?<![`'\"])(?:Application startup complete|Uvicorn runnin
 _SGLANG = re.compile(r"server_args=|\bsglang\b|Load weight begin|\b(?:TP|DP|EP|PP)\d+\] ")
 #: The first line of a start of another server than SGLang.
 _BEGINS = re.compile(r"vLLM API server version \S+")
-_DONE = re.compile(r"\bends?\b|\b100%")
+_DONE = re.compile(r"\bends?\b|\b100%|\bInit COMPLETE\b")
 _STOPPING = re.compile(r"\bStopping \S+")
 _NOTHING_YET = ("refused",)
 #: Its last count is not the end of its phase: what was read is still converted.
@@ -152,8 +157,12 @@ class Reader:
             return part
         if part.startswith("> "):
             part = part[2:]
-        if self._indent is None and part.strip():
-            self._indent = part[: len(part) - len(part.lstrip())] if not _FRAME.match(part) else ""
+        part = _MARKED.sub(r"\2", _LISTED.sub("", part))
+        if part.strip():
+            # Two blanks before a frame are its own; a line with fewer shows that the paste is indented less.
+            own = part[: len(part) - len(part.lstrip()) - (2 if _FRAME.match(part) else 0)]
+            if self._indent is None or len(own) < len(self._indent):
+                self._indent = own
         return part[len(self._indent) :] if self._indent and part.startswith(self._indent) else part
 
     def _line(self, line: str) -> None:
@@ -229,7 +238,7 @@ class Reader:
         role = self._role[signature.id]
         if role not in ("wait", "note"):
             return
-        seen = _Seen(signature, clean(line), tuple(self._run.scanner.recent()))
+        seen = _Seen(signature, clean(line, signature.pattern), tuple(self._run.scanner.recent()))
         best = self._run.scanner.best
         if best is not None and best.line == seen.line and not best.known:
             self._run.excused.add(seen.line)  # the exception of a state that passes by itself
@@ -331,12 +340,12 @@ class Reader:
 
     def _of(self, best: Evidence, verdict: str) -> Diagnosis:
         reason = f"{best.id or 'Y02'} {best.reason}"
-        hint = self._with_words(best.id, best.hint, best.line)
+        hint = told(self._with_words(best.id, best.hint, best.line), best.line)
         return Diagnosis(verdict, hint, reason, best.line, best.context, self._run.best_phase)
 
     def _told(self, verdict: str, seen: _Seen) -> Diagnosis:
         reason = f"{seen.signature.id} {seen.signature.reason}"
-        hint = self._with_words(seen.signature.id, seen.signature.hint, seen.line)
+        hint = told(self._with_words(seen.signature.id, seen.signature.hint, seen.line), seen.line)
         return Diagnosis(verdict, hint, reason, seen.line, seen.context, self._phase)
 
     def _with_words(self, known: str, hint: str, line: str) -> str:

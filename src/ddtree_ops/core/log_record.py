@@ -11,7 +11,7 @@ _QUIET = re.compile(
 )
 _LOW = re.compile(r"(?:^|[ )\]:|])(?:WARNING|INFO|DEBUG) +\d\d-\d\d [\d:.]+ | - (?:WARNING|INFO|DEBUG) - ")
 _RECORD = re.compile(
-    r"^(?:\[?\d{4}-\d\d-\d\d[ T]|(?:INFO|WARNING|ERROR|DEBUG|CRITICAL)[: ]|Traceback \(most|NVRM: )"
+    r"^(?:\[?\d{4}-\d\d-\d\d[ T]\S*\s|(?:INFO|WARNING|ERROR|DEBUG|CRITICAL)[: ]|Traceback \(most|NVRM: )"
 )
 #: Where frames have come, the next line is the exception, whatever it is called.
 NAMED = re.compile(r"^(?:[A-Za-z_]\w*\.)*[A-Z]\w*[a-z]\w*(?:: |:?$)")

@@ -35,7 +35,8 @@ class Place:
         if frame:
             self.file = _PACKAGES.sub("", frame["file"])
             self.function, self.source = frame["function"] or "", ""
-            self._awaits_source = self.has_frames = True
+            self.has_frames = True
+            self._awaits_source = not self.file.startswith("<")  # <stdin>, <frozen ...>: no source to show
             return True
         inside = line[:1].isspace() or line.startswith(_BOXED)
         if self._awaits_source and line.strip():

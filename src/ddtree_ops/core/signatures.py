@@ -95,6 +95,7 @@ _SOFT = re.compile(
     r"|\boverriding\b|\bdefaulting\b|\bnon-fatal\b|\bwill (?:use the )?default\b"
     rf"|\b(?:to avoid|to prevent|in case of|if (?:you|it) (?:hit|see|get)s?)\b\W{{0,4}}{_SAID}"
 )
+_OWN_WARNING = re.compile(r"(?<!\w)[Ww]arning: ")  # in an exception's own words it takes nothing back
 _THROWN_HINT = (
     "native code threw an exception that nobody caught, and the process is dead: its text says why; "
     "libraries of two builds, a driver that does not fit, or the GPU"
@@ -198,6 +199,8 @@ def _is_soft(signature: Signature, line: str, low: bool) -> bool:
     known words."""
     if signature.firm or signature.role not in _TAKES_BACK:
         return False
+    if _EXCEPTION.match(line):
+        line = _OWN_WARNING.sub(" ", line)
     return (
         low or _SOFT.search(signature.pattern.sub(f" {_SAID} ", _EVENT.sub(" ", line), count=1)) is not None
     )
@@ -243,9 +246,10 @@ class Scanner:
 
     def feed(self, raw: str, phase: str) -> Optional[Signature]:
         """Take one line in `phase`; return the signature that it matched, if any."""
-        whole, line = bare(raw), clean(raw)
-        self._follow(line)
+        whole = bare(raw)
         signature = match(whole, phase, self.signatures)
+        line = clean(raw, signature.pattern if signature is not None else None)
+        self._follow(line)
         self._message = 0 if begins(whole) else max(self._message - 1, 0)
         self._low = is_low(raw)
         self._go_on(line)
