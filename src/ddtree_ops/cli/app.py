@@ -35,7 +35,7 @@ class Verbs(LazyGroup):
         "hold": _verb("hold", "Let no deploy begin on a host, and say why."),
         "unhold": _verb("unhold", "Lift a hold."),
         "status": _verb("status", "What runs on the hosts, and whether it is what was confirmed."),
-        "logs": _verb("logs", "The service's log, or a transaction's."),
+        "logs": _verb("logs", "The last lines of the service's log."),
         "history": _verb("history", "What ran, who changed it, and why it failed."),
         "diagnose": _verb("diagnose", "What a pasted log means, with no host."),
         "gc": _verb("gc", "Free what no service of a host needs any more."),
