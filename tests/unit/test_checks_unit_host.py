@@ -566,3 +566,15 @@ def test_required_units_are_told_with_their_state(monkeypatch: pytest.MonkeyPatc
     ]
     monkeypatch.setattr(systemd, "run", lambda argv, timeout: (1, "", "no"))
     assert [item["load"] for item in probe_unit_needs.units("x.service")] == [None, None]
+
+
+def test_a_start_that_went_well_and_was_stopped_is_no_failed_one() -> None:
+    """Every deploy and rollback of ours stops the service: the next preflight must not call that a failure."""
+    stop = "[2026-11-30 06:37:59] SIGTERM received. signum=None frame=None. Draining requests and shutting down..."
+    ready = "[2026-11-30 06:30:00] The server is fired up and ready to roll!"
+    oom = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."
+    assert probe_last_run.fatal([ready, stop]) is None
+    assert probe_last_run.fatal([stop]) is None
+    found = probe_last_run.fatal([oom, stop])
+    assert found is not None
+    assert found.reason == "cuda-oom"

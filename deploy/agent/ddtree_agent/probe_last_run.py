@@ -69,9 +69,13 @@ def previous(text: str, running: str) -> Optional[List[str]]:
 
 
 def fatal(lines: List[str]) -> Optional[Evidence]:
-    """The cause that the watch would have named, in whatever phase it came; null where no line is one."""
-    start = frozenset(_PHASES)
-    known = [replace(s, phases=start) for s in observe.signatures() if s.phases & start]
+    """The cause that the watch would have named, in whatever phase it came; null where no line is one, or where the
+    start went well: how it ended later (our own stop, most often) is no failed start."""
+    start, table = frozenset(_PHASES), observe.signatures()
+    ready = [s.pattern for s in table if s.role == "passed" and "serve" in s.phases]
+    if any(pattern.search(line) for pattern in ready for line in lines):
+        return None
+    known = [replace(s, phases=start) for s in table if s.phases & start and s.reason != "terminated"]
     scanner = Scanner(known)
     for line in lines[-_LINES:]:
         scanner.feed(line, _PHASES[0])

@@ -197,11 +197,13 @@ def judge(host: str, outcome: dict[str, Any], wanted: str) -> None:
         return
     failure = outcome.get("failure") or {}
     serving = outcome.get("serving")
+    # the release did nothing wrong there: its log has nothing to say
+    again = failure.get("reason") in ("unconfirmed", "aborted")
     fields = {
         "host": host,
         "evidence": failure.get("line"),
         "meaning": failure.get("hint"),
-        "next": f"ddtree-ops logs --host {host}",
+        "next": "type the same command again" if again else f"ddtree-ops logs --host {host}",
     }
     if outcome.get("touched") is False and outcome.get("undrain"):
         raise PreconditionFailed(

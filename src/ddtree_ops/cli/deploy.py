@@ -124,7 +124,8 @@ def run_deploy(
         prepared = again(client)
         if planned is not None:
             check_unmoved(planned, prepared.plan)
-        for note in () if quiet else (*prepared.plan.changes, *prepared.plan.notes):
+        losses = () if prepared.plan.done else (f"clients lose: {loss}" for loss in prepared.plan.loses)
+        for note in () if quiet else (*prepared.plan.changes, *losses, *prepared.plan.notes):
             say(f"{host.name}  {note}")
         if not prepared.plan.done:
             downtime.check(prepared.plan.downtime, host.max_downtime, host.name)

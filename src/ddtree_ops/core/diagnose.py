@@ -50,6 +50,8 @@ _SERVES = re.compile(r"(?<![`'\"])(?:Application startup complete|Uvicorn runnin
 _SGLANG = re.compile(r"server_args=|\bsglang\b|Load weight begin|\b(?:TP|DP|EP|PP)\d+\] ")
 #: The first line of a start of another server than SGLang.
 _BEGINS = re.compile(r"vLLM API server version \S+")
+#: journalctl(1) of a unit that never ran, or whose name is mistyped.
+_EMPTY = "-- No entries --"
 _DONE = re.compile(r"\bends?\b|\b100%|\bInit COMPLETE\b")
 _STOPPING = re.compile(r"\bStopping \S+")
 _NOTHING_YET = ("refused",)
@@ -166,7 +168,7 @@ class Reader:
         return part[len(self._indent) :] if self._indent and part.startswith(self._indent) else part
 
     def _line(self, line: str) -> None:
-        self._count += bool(line.strip())
+        self._count += line.strip() not in ("", _EMPTY)
         text = bare(line)
         if _DOCUMENTS.match(text):
             return
@@ -328,7 +330,7 @@ class Reader:
 
     def _healthy(self) -> Diagnosis:
         if self._count == 0:
-            return Diagnosis("OK", "the log is empty: nothing to read")
+            return Diagnosis("OK", "the log is empty, nothing to read: is it the right file, unit and time?")
         if self._run.ready:
             best = self._run.scanner.best
             ended = best is not None and best.reason == "terminated"

@@ -86,5 +86,10 @@ def _last(facts: LastRun, live: Live, wanted: Wanted) -> Iterator[Finding]:
 RULES: tuple[Rule[LastRun], ...] = (
     rule(SECTION, "start-limit", _start_limit, "The start is refused though its cause is mended.", "F166"),
     rule(SECTION, "restarts", _loop, "There is no service to go back to.", "F182"),
-    rule(SECTION, "last-start", _last, "The same failure again, this time with a downtime."),
+    rule(
+        SECTION,
+        "last-start",
+        _last,
+        "What broke an earlier start here is likely to break the next one too, and then nobody serves.",
+    ),
 )
