@@ -6,6 +6,8 @@ import http.server
 import json
 import os
 import socket
+import subprocess
+import sys
 import threading
 import time
 import zlib
@@ -17,7 +19,15 @@ from typing import Any
 
 import pytest
 
-from ddtree_agent import rehearsal, rehearsal_answers, rehearsal_model, rehearsal_room, rollout, unitenv
+from ddtree_agent import (
+    rehearsal,
+    rehearsal_answers,
+    rehearsal_model,
+    rehearsal_room,
+    rehearsal_unit,
+    rollout,
+    unitenv,
+)
 from ddtree_agent.layout import Layout, locked
 from ddtree_agent.observe import signatures
 from ddtree_agent.wire import AgentError
@@ -633,3 +643,17 @@ def test_an_operator_who_went_away_is_noticed_while_it_answers(
     with pytest.raises(BrokenPipeError):
         run(PASS, answers=slow)
     ended.set()
+
+
+def test_a_secret_in_a_flag_is_filled_in_as_systemd_would(tmp_path: Path) -> None:
+    words = tmp_path / "argv.json"
+    words.write_text(json.dumps(["/bin/echo", "--token", "${KEY}", "a${KEY}b", "${NONE}", '{"x": "$KEY"}']))
+    program = rehearsal_unit._EXEC.format(path=json.dumps(str(words)))
+    done = subprocess.run(
+        [sys.executable, "-I", "-c", program],
+        env={"KEY": "v", "PATH": "/bin"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout == '--token v avb ${NONE} {"x": "$KEY"}\n'

@@ -19,7 +19,12 @@ _WAY = "gave-way"
 #: Until a rehearsal that gave way has released the lock: it stops its unit and looks at the host once more.
 GIVES_WAY_S = 60.0
 #: systemd-run expands `$` and `%` in arguments, so they come from a file. -I: no json.py of the working directory's.
-_EXEC = "import json,os;a=json.load(open({path}));os.execvp(a[0],a)"
+#: A secret stands in it as `${NAME}`, which systemd would fill in from the unit's environment.
+_EXEC = (
+    "import json,os,re;e=os.environ;"
+    "a=[re.sub(r'\\x24[{{](\\w+)[}}]',lambda m:e.get(m[1],m[0]),w) for w in json.load(open({path}))];"
+    "os.execvp(a[0],a)"
+)
 
 
 def name(layout: Layout) -> str:
