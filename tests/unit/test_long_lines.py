@@ -17,7 +17,8 @@ from ddtree_ops.core import diagnose as reading
 from ddtree_ops.core import log_text
 from ddtree_ops.core import signatures as scanning
 from ddtree_ops.core.needles import needles
-from ddtree_ops.core.signatures import Scanner, load
+from ddtree_ops.core.scanner import Scanner
+from ddtree_ops.core.signatures import load
 
 pytestmark = pytest.mark.tier("preflight")
 SIGNATURES = load((Path(ddtree_ops.core.__file__).parent / "signatures.json").read_text())

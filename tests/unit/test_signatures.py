@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from ddtree_ops.core.signatures import PHASES, ROLE_OF, Scanner, Signature, clean, load, match
+from ddtree_ops.core.log_text import clean
+from ddtree_ops.core.scanner import Scanner
+from ddtree_ops.core.signatures import PHASES, ROLE_OF, Signature, load, match
 
 pytestmark = pytest.mark.tier("main")
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Dict, List, Optional
 
 from . import caps, evidence, observe, systemd
 from .core.log_text import clean
-from .core.signatures import Evidence, Scanner
+from .core.scanner import Evidence, Scanner
 from .layout import Layout
 
 if TYPE_CHECKING:

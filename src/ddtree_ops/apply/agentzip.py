@@ -20,6 +20,7 @@ SHARED = (
     "watch_motion.py",
     "watch_unit.py",
     "signatures.py",
+    "scanner.py",
     "log_record.py",
     "log_text.py",
     "raised.py",

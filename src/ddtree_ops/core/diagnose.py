@@ -16,7 +16,8 @@ from typing import Any
 from ddtree_ops.core.log_text import LONGEST, bare, clean, plain
 from ddtree_ops.core.named import told
 from ddtree_ops.core.needles import Gate
-from ddtree_ops.core.signatures import PHASES, Evidence, Scanner, Signature
+from ddtree_ops.core.scanner import Evidence, Scanner
+from ddtree_ops.core.signatures import PHASES, Signature
 
 _ANY = "pasted"
 #: Counted over the whole log instead of believed at once: a wedged engine, speculation that never accepts.

@@ -9,7 +9,8 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence, Set, Tuple
 
 from . import watch_unit
 from .log_text import LONGEST, clean
-from .signatures import PHASES, Evidence, Scanner, Signature
+from .scanner import Evidence, Scanner
+from .signatures import PHASES, Signature
 from .watch_facts import Expect, Limits, Observation, Probe, UnitState, Verdict
 from .watch_info import same, shown, told
 from .watch_motion import Motion

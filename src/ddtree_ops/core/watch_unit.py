@@ -5,7 +5,7 @@ Pure, standard library only: built verbatim into the host agent.
 
 from typing import Optional, Tuple
 
-from .signatures import Evidence
+from .scanner import Evidence
 from .watch_facts import UnitState
 
 _SYSTEMD_KNOWS = ("oom-kill", "exec-failed", "watchdog", "start-timeout", "stopped")

@@ -1,0 +1,1 @@
+../../../../src/ddtree_ops/core/scanner.py
