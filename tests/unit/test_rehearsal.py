@@ -22,6 +22,7 @@ import pytest
 from ddtree_agent import (
     rehearsal,
     rehearsal_answers,
+    rehearsal_live,
     rehearsal_model,
     rehearsal_room,
     rehearsal_unit,
@@ -483,15 +484,15 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[s
     unit = rehearsal.rehearsal_unit
     for name in ("start", "end", "kill"):
         monkeypatch.setattr(unit, name, lambda *_: None)
-    for name in ("_live", "_tail"):
-        monkeypatch.setattr(rehearsal, name, lambda *_: {"state": "active", "pid": "7"})
+    monkeypatch.setattr(rehearsal, "_tail", lambda *_: [])
+    monkeypatch.setattr(rehearsal_live, "_live", lambda *_: {"state": "active", "pid": "7"})
     monkeypatch.setattr(
-        rehearsal.observe_env, "look", lambda: rehearsal.observe_env.HostState(None, (), (), {})
+        rehearsal_live.observe_env, "look", lambda: rehearsal_live.observe_env.HostState(None, (), (), {})
     )
     monkeypatch.setattr(rehearsal, "Observer", lambda *_: type("None_", (), {"close": lambda _: None})())
     monkeypatch.setattr(rehearsal, "send", sent.append)
     monkeypatch.setattr(rehearsal.store, "retire", lambda _, digest, *__: retired.append(digest))
-    monkeypatch.setattr(rehearsal.service, "shutting_down", lambda: False)
+    monkeypatch.setattr(rehearsal_live.service, "shutting_down", lambda: False)
 
     def ran(*verdicts: dict[str, Any], answers: Any = None, place: str = str(tmp_path)) -> dict[str, Any]:
         left = [*verdicts]
@@ -557,7 +558,7 @@ def test_a_limit_of_ours_blames_nobody(run: Any) -> None:
 
 
 def test_a_host_that_goes_down_with_it_blames_nobody(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rehearsal.service, "shutting_down", lambda: True)
+    monkeypatch.setattr(rehearsal_live.service, "shutting_down", lambda: True)
     found = run(verdict("FAIL", "signal-9"))
     assert (found["kind"], found["retired"]) == ("unreachable", [])
     assert run(PASS)["verdict"] == "PASSED"

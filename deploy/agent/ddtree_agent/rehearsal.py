@@ -15,15 +15,14 @@ from typing import Any, Dict, NamedTuple, Optional, Tuple, Union
 
 from . import (
     evidence,
-    observe_env,
     probe,
     probe_gpu,
     probe_unit,
     rehearsal_answers,
+    rehearsal_live,
     rehearsal_model,
     rehearsal_room,
     rehearsal_unit,
-    service,
     smoke,
     store,
     systemd,
@@ -133,7 +132,7 @@ def _checkpoints(case: Case) -> Union[Found, str]:
 
 def _run(case: Case, room: rehearsal_room.Room, made: Found, keep: Tuple[str, ...]) -> Found:
     layout, port = case.layout, free_port(case.layout.service)
-    before, live, began = observe_env.look(), _live(layout), time.monotonic()
+    before, began = rehearsal_live.look(layout), time.monotonic()
     words = {**made, "port": port, "fraction": room.fraction()}
     argv = [
         str(words[word[1:-1]]) if word[:1] == "{" and word[1:-1] in words else word
@@ -164,7 +163,7 @@ def _run(case: Case, room: rehearsal_room.Room, made: Found, keep: Tuple[str, ..
             next="ddtree-ops status, then type the same command again when it has ended",
         )
     verdict = smoke.redacted(verdict, _held(case))
-    _unharmed(layout, before, live, verdict)
+    rehearsal_live.see_unharmed(layout, before, verdict)
     memory = {"free": room.free, "least_free": guard.least}
     if guard.ended or verdict.get("reason") in NO_ROOM:
         said = "the live server's share was touched" if guard.ended else verdict.get("line")
@@ -239,35 +238,6 @@ def _failed(verdict: Found, reason: str, line: str, hint: str) -> Found:
     return {**verdict, "verdict": "FAIL", "phase": "serve", "reason": reason, "line": line, "hint": hint}
 
 
-def _unharmed(layout: Layout, before: observe_env.HostState, live: Found, verdict: Found) -> None:
-    """Raise AgentError where the host or the live server did not stand it: that is the news, whatever the verdict."""
-    if verdict["verdict"] != "PASS" and service.shutting_down():
-        raise AgentError(
-            "unreachable",
-            "the host is shutting down: the rehearsal was ended with it",
-            meaning="nothing was stopped by us; the release lies there, not yet judged",
-            next="deploy again when the host is back",
-        )
-    faults, now = observe_env.faults(before, observe_env.look()), _live(layout)
-    said = f"; the rehearsal had said: {verdict['line']}" if verdict.get("line") else ""
-    if faults:
-        raise AgentError(
-            "precondition",
-            "the host broke during the rehearsal",
-            evidence=faults[0],
-            meaning=f"nothing was stopped by us; {layout.service} is {now['state']}{said}",
-            next="nvidia-smi; dmesg | tail, on the host; then ddtree-ops status",
-        )
-    if live["state"] == "active" and live != now:
-        raise AgentError(
-            "precondition",
-            f"{layout.service} did not outlive the rehearsal: it is {now['state']}, its main process {now['pid']}, "
-            f"not {live['pid']}",
-            meaning=f"we did not stop it, and did not switch to the release{said}",
-            next="ddtree-ops logs, then ddtree-ops status",
-        )
-
-
 def _refuse(case: Case, verdict: Found, lines: "list[str]", keep: Tuple[str, ...]) -> None:
     if verdict["verdict"] == "ENV":
         raise AgentError(
@@ -292,11 +262,6 @@ def _not(
     verdict: str, why: str, room: Optional[rehearsal_room.Room] = None, memory: Optional[Found] = None
 ) -> Found:
     return {"verdict": verdict, "why": why, "memory": memory or ({"free": room.free} if room else {})}
-
-
-def _live(layout: Layout) -> Found:
-    facts = service.facts(layout.service)
-    return {"state": facts.get("ActiveState", "unknown"), "pid": facts.get("MainPID", "0")}
 
 
 def free_port(service: str = "") -> int:
