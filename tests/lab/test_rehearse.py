@@ -127,14 +127,17 @@ def test_a_port_that_somebody_takes_meanwhile_blames_nobody(rig: Rig) -> None:
     assert rig.serving() == "DDTREE"
 
 
-def test_a_rehearsal_without_end_says_whose_limit_ended_it(rig: Rig) -> None:
+def test_a_rehearsal_without_end_blames_nobody_and_says_whose_limit_ended_it(rig: Rig) -> None:
+    """A slow compile is no fault of the release; the rollout has its own limits."""
     rig.configure(timeouts={"cap": 15})
     rig.scenario({"when": REHEARSAL, "then": {"slow": {"weights": 300}}})
     try:
-        text = refused(rig, "the release fails its rehearsal in phase weights")
+        run = rig.cli("deploy", "--rehearse")
     finally:
         rig.configure()
-    assert "the rehearsal had not ended after 15 s" in text
+    assert run.rc == 0, run.err
+    assert "not rehearsed: it took longer than timeouts.cap (15 s) in all" in run.err
+    assert rig.serving() == "DDTREE"
 
 
 def test_an_operator_who_is_cut_off_leaves_no_rehearsal_behind(rig: Rig) -> None:
