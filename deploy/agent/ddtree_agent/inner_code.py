@@ -1,13 +1,15 @@
 """Facts about the Python code that a checkpoint brings with it: are its files there, and what they import.
 
-Runs in the unit's sandbox, so this file is whole in itself. No code of a checkpoint is run: it is parsed.
+Runs in the unit's sandbox: it imports the standard library and inner_files alone. No code of a checkpoint is run: it is parsed.
 """
 
 import ast
 import importlib.util
 import json
 import os
-from typing import Any, Dict, List, Optional, Set, Tuple
+from typing import Any, Dict, List, Set, Tuple
+
+from .inner_files import checkpoint_place
 
 #: What the engine loads through transformers' dynamic modules; the model class itself is the engine's own.
 _LOADED = ("AutoConfig", "AutoTokenizer", "AutoProcessor", "AutoImageProcessor")
@@ -25,7 +27,7 @@ def collect(argument: Dict[str, Any]) -> Dict[str, Any]:
     cache = argument.get("cache") or ""
     found = {}
     for name in ("target", "draft"):
-        place = _place(argument.get(name), cache)
+        place = checkpoint_place(argument.get(name), cache)
         found[name] = code(place, cache) if place and os.path.isdir(place) else None
     return found
 
@@ -38,7 +40,7 @@ def code(place: str, cache: str) -> Dict[str, Any]:
     return {
         "files": files,
         "missing": missing,
-        "elsewhere": sorted(repo for repo in elsewhere if _place(repo, cache) in (None, repo)),
+        "elsewhere": sorted(repo for repo in elsewhere if checkpoint_place(repo, cache) in (None, repo)),
         "needs": needs,
         "processor": [name for name in _PROCESSORS if os.path.isfile(os.path.join(place, name))],
     }
@@ -118,19 +120,3 @@ def _installed(package: str) -> bool:
 def _text(path: str) -> str:
     with open(path, encoding="utf-8", errors="replace") as file:
         return file.read(_TEXT_MAX)
-
-
-def _place(given: Optional[str], cache: str) -> Optional[str]:
-    """Where a checkpoint lies; a hub id's cached copy by its branch `main`, else the only one that is there."""
-    if not given or os.path.exists(given) or given.count("/") != 1:
-        return given
-    base = os.path.join(cache, "models--" + given.replace("/", "--"))
-    try:
-        with open(os.path.join(base, "refs", "main"), encoding="ascii") as file:
-            return os.path.join(base, "snapshots", file.read(64).strip())
-    except (OSError, ValueError):
-        pass
-    try:
-        return os.path.join(base, "snapshots", sorted(os.listdir(os.path.join(base, "snapshots")))[0])
-    except (OSError, IndexError):
-        return None

@@ -49,3 +49,19 @@ def read_json(path: str) -> Any:
     if len(raw) > JSON_MAX:
         raise ValueError("is too large")
     return json.loads(raw)
+
+
+def checkpoint_place(given: Optional[str], cache: str) -> Optional[str]:
+    """Where a checkpoint lies; a hub id's cached copy by its branch `main`, else the only one that is there."""
+    if not given or os.path.exists(given) or given.count("/") != 1:
+        return given
+    base = os.path.join(cache, "models--" + given.replace("/", "--"))
+    try:
+        with open(os.path.join(base, "refs", "main"), encoding="ascii") as file:
+            return os.path.join(base, "snapshots", file.read(64).strip())
+    except (OSError, ValueError):
+        pass
+    try:
+        return os.path.join(base, "snapshots", sorted(os.listdir(os.path.join(base, "snapshots")))[0])
+    except (OSError, IndexError):
+        return None

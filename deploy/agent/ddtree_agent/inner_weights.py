@@ -11,7 +11,7 @@ import struct
 import time
 from typing import Any, Dict, List, Optional, Tuple
 
-from .inner_files import LFS, read_json
+from .inner_files import LFS, checkpoint_place, read_json
 
 HEADER_MAX = 100 << 20  # the safetensors format's own limit
 SHARDS = 500
@@ -27,7 +27,7 @@ def collect(argument: Dict[str, Any]) -> Dict[str, Any]:
     end = time.monotonic() + SECONDS
     found: Dict[str, Any] = {}
     for name in ("target", "draft"):
-        place = _place(argument.get(name), argument.get("cache") or "")
+        place = checkpoint_place(argument.get(name), argument.get("cache") or "")
         if place and os.path.isfile(place):
             size, why = _size(place)
             why = why or _gguf(place)
@@ -43,22 +43,6 @@ def collect(argument: Dict[str, Any]) -> Dict[str, Any]:
         else:
             found[name] = None
     return found
-
-
-def _place(given: Optional[str], cache: str) -> Optional[str]:
-    """Where a checkpoint lies; a hub id's cached copy by its branch `main`, else the only one that is there."""
-    if not given or os.path.exists(given) or given.count("/") != 1:
-        return given
-    base = os.path.join(cache, "models--" + given.replace("/", "--"))
-    try:
-        with open(os.path.join(base, "refs", "main"), encoding="ascii") as file:
-            return os.path.join(base, "snapshots", file.read(64).strip())
-    except (OSError, ValueError):
-        pass
-    try:
-        return os.path.join(base, "snapshots", sorted(os.listdir(os.path.join(base, "snapshots")))[0])
-    except (OSError, IndexError):
-        return None
 
 
 def weights(place: str, names: List[str], end: float) -> Dict[str, Any]:
