@@ -23,19 +23,14 @@ from typing import Any
 
 HERE = Path(__file__).resolve().parent
 CHECKOUT = HERE.parents[1]
-sys.path[:0] = [str(CHECKOUT / "deploy" / "agent"), str(CHECKOUT / "src")]
+sys.path[:0] = [str(CHECKOUT / "deploy" / "agent"), str(CHECKOUT / "src"), str(CHECKOUT / "bench/preflight")]
+from sizes import DENSE  # noqa: E402
+
 UNIT, LIVE_PORT, RELEASE = "sglang.service", 30000, "aaaaaaaaaaaaaaaa"
 LIMITS = {"imports": 120.0, "weights": 180.0, "graphs": 240.0, "serve": 120.0, "cap": 600.0}
 
-DENSE_27B: dict[str, Any] = {
-    "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "hidden_size": 5120, "intermediate_size": 17408,
-    "num_hidden_layers": 64, "num_attention_heads": 40, "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 151936,
-    "hidden_act": "silu", "rms_norm_eps": 1e-6, "rope_theta": 1000000.0, "max_position_embeddings": 40960,
-    "attention_bias": False, "tie_word_embeddings": False, "torch_dtype": "bfloat16", "eos_token_id": 510,
-    "bos_token_id": 510,
-}  # fmt: skip
 HYBRID_80B: dict[str, Any] = {
-    **DENSE_27B, "architectures": ["Qwen3NextForCausalLM"], "model_type": "qwen3_next", "hidden_size": 2048,
+    **DENSE, "architectures": ["Qwen3NextForCausalLM"], "model_type": "qwen3_next", "hidden_size": 2048,
     "intermediate_size": 5120, "num_hidden_layers": 48, "num_attention_heads": 16, "num_key_value_heads": 2,
     "head_dim": 256, "full_attention_interval": 4, "linear_conv_kernel_dim": 4, "linear_key_head_dim": 128,
     "linear_num_key_heads": 16, "linear_num_value_heads": 32, "linear_value_head_dim": 128,
@@ -49,14 +44,14 @@ HYBRID_80B: dict[str, Any] = {
 def draft_of(target: dict[str, Any], reads: list[int]) -> dict[str, Any]:
     """A DFlash draft's config for this target: five layers, block of 8."""
     return {
-        **DENSE_27B, "architectures": ["DFlashDraftModel"], "hidden_size": target["hidden_size"],
+        **DENSE, "architectures": ["DFlashDraftModel"], "hidden_size": target["hidden_size"],
         "num_hidden_layers": 5, "num_target_layers": target["num_hidden_layers"], "block_size": 8,
         "dflash_config": {"mask_token_id": 511, "mask_token": "<|mask|>", "target_layer_ids": reads},
     }  # fmt: skip
 
 
 TINY: dict[str, Any] = {
-    **DENSE_27B, "hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 4, "num_key_value_heads": 2,
+    **DENSE, "hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 4, "num_key_value_heads": 2,
     "head_dim": 64, "vocab_size": 512,
 }  # fmt: skip
 MODELS = {
@@ -71,7 +66,7 @@ MODELS = {
             "vocab_size": 512,
         },
     ),
-    "dense27": (DENSE_27B, draft_of(DENSE_27B, [1, 16, 31, 46, 61])),
+    "dense27": (DENSE, draft_of(DENSE, [1, 16, 31, 46, 61])),
     "hybrid80": (HYBRID_80B, draft_of(HYBRID_80B, [1, 12, 23, 34, 45])),
 }
 TREE = (
