@@ -1,6 +1,7 @@
 """Facts about the Python code that a checkpoint brings with it: are its files there, and what they import.
 
-Runs in the unit's sandbox: it imports the standard library and inner_files alone. No code of a checkpoint is run: it is parsed.
+Runs in the unit's sandbox: it imports the standard library and inner_files alone. No code of a checkpoint is run: it
+is parsed.
 """
 
 import ast
