@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,6 +13,7 @@ from .problem import LabProblem
 
 MOUNT = Path("/sys/fs/cgroup")
 CPU_PERIOD_US = 100_000
+FREEZE_LIMIT_S = 5
 
 
 def is_v2() -> bool:
@@ -83,11 +86,36 @@ class HostCgroups:
 
         By the v2 hierarchy wherever there is one: what the v1 freezer holds cannot even be killed.
         """
-        for directory in self.directories:
-            if (directory / "cgroup.freeze").exists():
-                (directory / "cgroup.freeze").write_text("1" if frozen else "0")
-                return
-        self._file("freezer", "freezer.state").write_text("FROZEN" if frozen else "THAWED")
+        unified = self._unified()
+        if unified:
+            (unified / "cgroup.freeze").write_text("1" if frozen else "0")
+        else:
+            self._file("freezer", "freezer.state").write_text("FROZEN" if frozen else "THAWED")
+
+    @contextmanager
+    def still(self) -> Iterator[None]:
+        """Freeze the host for as long as the block lasts; a host that is frozen already stays so."""
+        if self._frozen():
+            yield
+            return
+        self.freeze(True)
+        try:
+            until = time.monotonic() + FREEZE_LIMIT_S
+            while not self._frozen() and time.monotonic() < until:
+                time.sleep(0.005)
+            yield
+        finally:
+            self.freeze(False)
+
+    def _frozen(self) -> bool:
+        unified = self._unified()
+        if unified:
+            return "frozen 1" in (unified / "cgroup.events").read_text()
+        return self._file("freezer", "freezer.state").read_text().strip() == "FROZEN"
+
+    def _unified(self) -> Path | None:
+        """The host's directory of the v2 hierarchy, where that can freeze."""
+        return next((found for found in self.directories if (found / "cgroup.freeze").exists()), None)
 
     def limit_cpu(self, percent: float) -> None:
         """percent of one core, 0 for no limit."""

@@ -244,7 +244,9 @@ class LabHost:
             if self.boot_id() not in ("", before) and self.ssh("true", 10)[0] == 0:
                 return
             time.sleep(0.05)
-        raise LabProblem(f"{self.name} did not boot again in {limit_s:g} s")
+        raise LabProblem(
+            f"{self.name} did not boot again in {limit_s:g} s", next=f"less {self.lab.state.log}"
+        )
 
     def check(self, command: str | list[str], timeout: float = 60) -> str:
         """Run inside as `exec` and return what it said; raises LabProblem where it fails."""

@@ -14,6 +14,8 @@ from .problem import LabProblem
 
 GUEST_LIMIT_S = 60
 
+# What systemctl(1) reboot asks for, but of systemd itself: right after boot logind may not be there to be asked.
+REBOOT = "systemctl --no-block --job-mode=replace-irreversibly start reboot.target"
 # $1 directory, $2 KiB to leave free. What lies below moves with its mounts; what is written meanwhile is kept.
 FILL = """
 set -eu
@@ -82,6 +84,17 @@ def _guest(script: str, *defaults: str) -> Callable[[Host, list[str]], str]:
     return run
 
 
+def _copied(script: str, *defaults: str) -> Callable[[Host, list[str]], str]:
+    """`_guest` for a script that copies files of the host: nobody writes there meanwhile, as on a disk of its own."""
+    inject = _guest(script, *defaults)
+
+    def run(host: Host, args: list[str]) -> str:
+        with host.cgroups.still():
+            return inject(host, args)
+
+    return run
+
+
 def _quietly(act: Callable[[Host], None]) -> Callable[[Host, list[str]], str]:
     """A fault without arguments that has nothing more to say than `does`."""
 
@@ -138,15 +151,15 @@ def _kill_sshd(host: Host, _: list[str]) -> str:
 FAULTS = {
     "crash": Fault("", "crashed; it stays down until `start`", _quietly(lambda h: h.crash())),
     "start": Fault("", "boots", _start),
-    "reboot": Fault("", "reboots", _guest("systemctl --no-block reboot")),
+    "reboot": Fault("", "reboots", _guest(REBOOT)),
     "link-down": Fault("", "is cut off", _quietly(lambda h: h.port.cable(False))),
     "link-up": Fault("", "is connected", _quietly(lambda h: h.port.cable(True))),
     "wan": Fault("RTT_MS [LOSS]", "is far away", _wan),
     "freeze": Fault("", "hangs", _quietly(lambda h: h.cgroups.freeze(True))),
     "thaw": Fault("", "goes on", _quietly(lambda h: h.cgroups.freeze(False))),
     "cpu": Fault("PCT", "is slow", _cpu),
-    "disk-full": Fault("[DIR] [FREE_KIB]", "has a full disk", _guest(FILL, "/opt", "0")),
-    "disk-restore": Fault("[DIR]", "has room on its disk again", _guest(UNFILL, "/opt")),
+    "disk-full": Fault("[DIR] [FREE_KIB]", "has a full disk", _copied(FILL, "/opt", "0")),
+    "disk-restore": Fault("[DIR]", "has room on its disk again", _copied(UNFILL, "/opt")),
     "read-only": Fault("[DIR]", "has a read-only disk", _guest(READ_ONLY, "/opt")),
     "read-only-restore": Fault("[DIR]", "can write again", _guest(WRITABLE, "/opt")),
     "kill-sshd": Fault("", "lost its sessions", _kill_sshd),

@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socketserver
 import sys
 import threading
+import time
 import traceback
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -156,8 +159,24 @@ def _reply(supervisor: Supervisor, line: bytes) -> dict[str, Any]:
         return {"ok": False, "what": f"the lab failed: {error!r}", "usage": False, "next": None}
 
 
+def _let_stopped_go_on() -> None:
+    """A host that shuts down stops each of its processes before it ends them, and nsenter(1) stops along with the one
+    that it waits for. Nobody else continues it, so that process would never be reaped, and the host would wait for it.
+    """
+    while True:
+        try:
+            found = os.waitid(os.P_ALL, 0, os.WSTOPPED)
+        except ChildProcessError:
+            time.sleep(0.1)
+            continue
+        if found is not None:
+            with suppress(ProcessLookupError):
+                os.kill(found.si_pid, signal.SIGCONT)
+
+
 def serve(supervisor: Supervisor, state: State) -> None:
     """Answer on the socket for ever."""
+    threading.Thread(target=_let_stopped_go_on, daemon=True).start()
 
     class Handler(socketserver.StreamRequestHandler):
         def handle(self) -> None:
