@@ -114,6 +114,7 @@ def test_what_does_not_fit_is_a_verdict_and_no_failure(rig: Rig) -> None:
     assert rig.serving() == "DDTREE"
 
 
+@pytest.mark.full
 def test_a_port_that_somebody_takes_meanwhile_blames_nobody(rig: Rig) -> None:
     fatal = (
         "[Errno 98] error while attempting to bind on address ('127.0.0.1', 31000): address already in use"
@@ -127,6 +128,7 @@ def test_a_port_that_somebody_takes_meanwhile_blames_nobody(rig: Rig) -> None:
     assert rig.serving() == "DDTREE"
 
 
+@pytest.mark.full
 def test_a_rehearsal_without_end_blames_nobody_and_says_whose_limit_ended_it(rig: Rig) -> None:
     """A slow compile is no fault of the release; the rollout has its own limits."""
     rig.configure(timeouts={"cap": 15})
@@ -174,6 +176,7 @@ def test_a_server_that_dies_of_its_answers_is_quoted_by_its_own_log(rig: Rig) ->
     assert "Subprocess scheduler" in text
 
 
+@pytest.mark.full
 def test_a_rehearsal_whose_folder_gc_took_is_ended_too(rig: Rig) -> None:
     rig.scenario({"when": REHEARSAL, "then": {"hang": "weights"}})
     running = rig.start("deploy", "--rehearse")
