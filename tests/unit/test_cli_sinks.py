@@ -50,6 +50,24 @@ def test_newer_and_broken_events_are_no_error() -> None:
     assert ev.parse_event({"ev": "result"}) == ev.Result(False, {"ev": "result"})
 
 
+def test_the_start_of_a_rollback_is_not_taken_for_the_new_releases(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    told = [*RAW[1:2], RAW[4], {"ev": "state", "state": "ROLLING_BACK"}, *RAW[1:2]]
+    with _sinks.open_sink(stream=io.StringIO()) as sink:
+        for raw in told:
+            sink("ct129", ev.parse_event(raw))
+            sink("ct200", ev.parse_event(RAW[1]))
+    passed = [line for line in capsys.readouterr().err.splitlines() if "import passed" in line]
+    own = ["ct129  import passed in 3.1 s", "ct200  import passed in 3.1 s"]
+    assert passed == [
+        *own,
+        *own[1:] * 2,
+        "ct129  the service as before: import passed in 3.1 s",
+        own[1],
+    ]
+
+
 def test_plain_lines_go_to_stderr(capsys: pytest.CaptureFixture[str]) -> None:
     with _sinks.open_sink(stream=io.StringIO()) as sink:
         for raw in RAW:

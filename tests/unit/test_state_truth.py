@@ -209,6 +209,24 @@ def test_status_names_modes(running: str | None, record: dict[str, Any], said: s
     assert said in describe("ct129", {**SEEN, "running": running, "confirmed": record})
 
 
+def test_status_says_why_the_last_rollout_failed_and_only_then() -> None:
+    last: dict[str, Any] = {
+        "at": 0, "kind": "deploy", "mode": "shadow", "release": "aa", "who": "lena@laptop", "outcome": "rolled-back",
+        "serving": "baseline", "txn": "1-a", "failure": {"phase": "weights", "reason": "oom", "line": "out of memory"},
+    }  # fmt: skip
+    seen = {**SEEN, "running": "baseline", "confirmed": {"release": "baseline", "undo": None}}
+    said = describe("ct129", {**seen, "last": last})
+    for word in (
+        "last rollout failed",
+        "1970-01-01",
+        "deploy shadow aa by lena@laptop",
+        "weights (oom): out of memory",
+    ):
+        assert word in said
+    for fine in (None, {**last, "outcome": "confirmed", "failure": None}):
+        assert "failed" not in describe("ct129", {**seen, "last": fine})
+
+
 def test_the_history_tells_from_where_why_and_what_was_adopted() -> None:
     entry: dict[str, Any] = {
         "at": 0, "kind": "deploy", "mode": "shadow", "release": "aa", "who": "lena@laptop", "origin": "192.0.2.7",

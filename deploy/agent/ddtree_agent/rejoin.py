@@ -5,7 +5,7 @@ from typing import Any, Dict
 
 from . import status
 from .journal import Txn, open_txn
-from .layout import Layout, holder, read_history
+from .layout import Layout, holder
 
 #: A runner whose rollout has just ended holds the lock for a moment more.
 _LINGER_S = 10.0
@@ -26,10 +26,9 @@ def rejoin(layout: Layout) -> Dict[str, Any]:
         if held is None or time.monotonic() > until:
             break
         time.sleep(0.2)
-    rollouts = [entry for entry in read_history(layout) if "txn" in entry]  # not what else is noted there
     return {
         "open": None,
-        "last": rollouts[-1] if rollouts else None,
+        "last": status.last_rollout(layout),
         "held_by": held,
         "status": status.status(layout),
     }

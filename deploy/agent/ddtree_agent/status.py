@@ -40,9 +40,15 @@ def status(layout: Layout) -> Dict[str, Any]:
         "transaction": {"txn": txn.id, "state": txn.state} if txn else None,
         "held_by": holder(layout),
         "hold": hold.standing(layout),
+        "last": last_rollout(layout),
         "releases": releases,
         "drift": drift(layout, None if txn else unknown(layout, damaged)),
     }
+
+
+def last_rollout(layout: Layout) -> Optional[Dict[str, Any]]:
+    """The newest rollout's line of the history (not what else is noted there); None before the first."""
+    return next((entry for entry in reversed(read_history(layout)) if "txn" in entry), None)
 
 
 def running(layout: Layout) -> Dict[str, Any]:

@@ -111,11 +111,19 @@ class PlainLines(Sink):
 
     def __init__(self, verbose: int = 0) -> None:
         self.verbose = verbose
+        self._going_back: set[str] = set()
 
     def __call__(self, host: str, event: Event) -> None:
         text = sentence(event, self.verbose)
+        if isinstance(event, StateChanged) and event.state == "ROLLING_BACK":
+            self._going_back.add(host)
         if text is not None:
-            self.line(f"{host}  {text}")
+            whose = "the service as before: " if self._starts_again(host, event) else ""
+            self.line(f"{host}  {whose}{text}")
+
+    def _starts_again(self, host: str, event: Event) -> bool:
+        """Whether the event tells of the start that a rollback makes, which would look like the new release's."""
+        return host in self._going_back and isinstance(event, (PhasePassed, Progress, VerdictGiven))
 
     def line(self, text: str) -> None:
         """Write one durable line."""

@@ -70,7 +70,17 @@ def describe(name: str, seen: dict[str, Any]) -> str:
     if seen.get("hold"):
         lines.append(f"  on hold {seen['hold']['text']} (ddtree-ops unhold --host {name})")
     lines += [f"  drift: {text}" for text in seen["drift"]]
+    lines += _failed(seen.get("last"))
     return "\n".join(lines)
+
+
+def _failed(last: dict[str, Any] | None) -> list[str]:
+    """The last rollout and why it failed, for whoever comes after it; nothing where it did not fail."""
+    from ddtree_ops.cli.history import describe as told
+
+    if not last or not last.get("failure"):
+        return []
+    return ["  the last rollout failed:", *(f"  {line}" for line in told(last).splitlines())]
 
 
 def _named(release: str, modes: dict[str, str | None]) -> str:
