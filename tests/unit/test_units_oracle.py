@@ -58,6 +58,7 @@ LINES = [
     "[Service]", "[Unit]", "[X-Mine]", "[Bad", "[Other]", "A=1", "A = b c ", "B=x \\", "  y \\", "# no \\", "; no",
     "\\",
     "", "  ", "C", "=d", "D=\\\\", "E=e\\\\\\", "\tF=f", "G=g;h #i", " # k", "H='a \\", "\ufeff",
+    "\ufeffA=2", "\ufeff# m \\", "\ufeff[Unit]",
 ]  # fmt: skip
 
 
@@ -70,6 +71,7 @@ LINES = [
 @example(
     [("[Service]", "\n"), ("A=\\", "\n"), ("# c", "\n"), ("B=2 \\", "\r\n"), ("; d \\", "\n"), ("e", "\n")]
 )
+@example([("[Unit]", "\n"), ("H='a \\", "\r"), ("\ufeff", "\n"), ("A=1", "\n")])
 def test_lines_are_joined_as_systemd_joins_them(lines: list[tuple[str, str]]) -> None:
     text = "".join(line + end for line, end in lines)
     accepted, theirs = oracle.assignments(text.encode())

@@ -10,6 +10,7 @@ from ddtree_ops.units import keys
 from ddtree_ops.units.words import WHITESPACE
 
 _EOL = re.compile(r"(?:\r\n|\n\r|\n|\r)\0?|\0")
+_BOM = "\ufeff"
 _SECTIONS = ("Unit", "Service", "Install")
 
 
@@ -48,16 +49,20 @@ def logical_lines(text: str) -> Iterator[tuple[int, str]]:
     """Yield (number of the first line, joined line).
 
     A backslash at the very end joins the next line and becomes one blank; comment lines in between vanish and do
-    not end the continuation; an empty line does. A backslash that another backslash escapes does not join.
+    not end the continuation; an empty line does. A backslash that another backslash escapes does not join. One byte
+    order mark is dropped, from the first line that begins with it.
     """
     pieces = _EOL.split(text)
     if pieces and not pieces[-1]:
         pieces.pop()
     held: str | None = None
+    marked = False
     began = 0
     for number, piece in enumerate(pieces, 1):
         if piece.lstrip(WHITESPACE)[:1] in ("#", ";") and piece.strip(WHITESPACE):
             continue
+        if not marked and piece.startswith(_BOM):
+            piece, marked = piece[len(_BOM) :], True
         if held is None:
             began, joined = number, piece
         else:
@@ -77,8 +82,7 @@ def parse(text: str, path: str, version: int = 252) -> Parsed:
     result = Parsed(path)
     section: str | None = None
     private = False
-    # systemd drops one byte order mark, from the first line that begins with it.
-    for line, raw in logical_lines(re.sub("(^|[\n\r])\ufeff", r"\1", text, count=1)):
+    for line, raw in logical_lines(text):
         joined = raw.strip(WHITESPACE)
         if not joined:
             continue
