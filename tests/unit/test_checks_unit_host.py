@@ -94,6 +94,22 @@ def test_no_value_that_may_be_a_secret_leaves_the_host(unit: dict[str, Any]) -> 
     assert keys["Environment"] is None and keys["ExecStart"] is None and keys["KillMode"] == "process"
 
 
+def test_what_a_shell_would_replace_in_an_environment_file_is_told() -> None:
+    text = (
+        "PORT=30000 # http\nURL=http://x/#a\nQUOTED='a # b'\n"
+        'PATH=$VENV/bin:/usr/bin\nPASS=a$b\nMODEL_DIR=/srv/m\nBOTH="a" # b\n'
+    )
+    told = unitfile.environment_file(text)["ignored"]
+    assert [(item["line"], item["why"].split(":")[0][-9:]) for item in told] == [
+        (1, "o comment"),
+        (4, "ses $VENV"),
+        (7, "o comment"),
+    ]
+    assert "30000" not in str(told)
+    assert unitfile.unexpanded("LD_LIBRARY_PATH", "${CUDA_HOME}/lib64") == "${CUDA_HOME}"
+    assert unitfile.unexpanded("LD_LIBRARY_PATH", "/usr/lib") == unitfile.unexpanded("PASS", "a$b") == ""
+
+
 def test_the_files_are_read_as_systemd_reads_them(unit: dict[str, Any]) -> None:
     facts = unit_files.read(unit)
     assert [(c.key, c.program, c.prefixes) for c in facts.commands] == [

@@ -120,6 +120,7 @@ CASES: list[tuple[str, str, tuple[str, ...], Facts, Facts]] = [
     ("unit-command", "WARN", ("virtual environment",), ran(command(program="python3")), ran(command(program="bash"))),
     ("unit-command", "WARN", ("does not exist",), ran(command(key="ExecStop", program="/v/stop"), programs=[there("/v/stop", exists=False)]), ran(command(key="ExecStop", program="/v/stop"))),
     ("unit-expansion", "BLOCK", ("%2", "refuses"), unit(environment=[{"file": FRAGMENT, "line": 4, "name": "U", "specifiers": [{"letter": "2", "known": False, "joined": True}]}]), unit()),
+    ("unit-expansion", "WARN", ("PATH uses $VENV", "no variable"), unit(environment=[{"file": FRAGMENT, "line": 4, "name": "PATH", "specifiers": [], "variable": "$VENV"}]), unit()),
     ("unit-expansion", "WARN", ("${X}",), ran(command(key="ExecStop", unset=["X"])), ran(command(key="ExecStop"))),
     ("unit-expansion", "WARN", ("the word vanishes",), ran(command(optional_unset=["OPTS"]), environment_files=[]), ran(command(optional_unset=["OPTS"]))),
     ("unit-expansion", "BLOCK", ("$ROOT", "${ROOT}", "vanishes"), ran(command(glued=["ROOT"])), ran(command(optional_unset=[]))),

@@ -88,8 +88,8 @@ def _passed(lines: "List[unitfile.Line]") -> Set[str]:
 
 
 def environment(lines: "List[unitfile.Line]", effective: Dict[str, str]) -> Dict[str, Any]:
-    """{environment: [{file, line, name, specifiers}] (only lines with specifiers), dropped: [{file, line, words}],
-    stale: names whose value in force is not what the files say}."""
+    """{environment: [{file, line, name, specifiers, variable}] (only those with one of both), dropped: [{file, line,
+    words}], stale: names whose value in force is not what the files say}."""
     told: List[Dict[str, Any]] = []
     dropped: List[Dict[str, Any]] = []
     written: Dict[str, str] = {}
@@ -106,9 +106,10 @@ def environment(lines: "List[unitfile.Line]", effective: Dict[str, str]) -> Dict
         if lost:
             dropped.append({"file": line.path, "line": line.number, "words": lost})
         for name, value in pairs:
-            found = unitfile.specifiers(value)
-            if found:
-                told.append({"file": line.path, "line": line.number, "name": name, "specifiers": found})
+            found, variable = unitfile.specifiers(value), unitfile.unexpanded(name, value)
+            if found or variable:
+                item = {"file": line.path, "line": line.number, "name": name, "specifiers": found}
+                told.append({**item, "variable": variable})
             written[name] = "" if found else value.replace("%%", "%")
             if found:
                 written.pop(name)

@@ -16,6 +16,10 @@ _DATE = re.compile(r"%[YymdjbHMSFT][-:_./T ]?%[YmdHMSs]")
 _VARIABLE = re.compile(r"\$\$|\$\{([A-Za-z_][A-Za-z0-9_]*)\}|^\$([A-Za-z_][A-Za-z0-9_]*)$")
 #: systemd takes the whole of such a word for a variable's name (env-util.c, replace_env_argv).
 _GLUED = re.compile(r"\$([A-Za-z_][A-Za-z0-9_]*)[^A-Za-z0-9_]")
+#: A path that is built from another variable: in Environment= and its files systemd expands none.
+_PATHS = re.compile(r"(?:PATH|HOME|DIR|CACHE|ROOT)\w*$")
+_USED = re.compile(r"\$(?:\{[A-Za-z_]\w*\}|[A-Za-z_]\w*)")
+_QUOTED = re.compile(r"'[^']*'|\"(?:\\.|[^\"\\])*\"")
 _ESCAPES = {"n": "\n", "t": "\t", "s": " ", "r": "\r"}
 
 
@@ -196,8 +200,15 @@ def environment(line: Line) -> Tuple[List[Tuple[str, str]], int]:
     return good, len(split) - len(good) + (1 if open_quote else 0)
 
 
+def unexpanded(name: str, value: str) -> str:
+    """The variable that a path's value is built from, which stays as it is written; "" where there is none."""
+    found = _USED.search(value) if _PATHS.search(name) else None
+    return found.group(0) if found else ""
+
+
 def environment_file(text: str) -> Dict[str, Any]:
-    """{names, ignored: [{line, why}]} of an EnvironmentFile=: no shell file, only NAME=VALUE counts."""
+    """{names, ignored: [{line, why}]} of an EnvironmentFile=: no shell file, only NAME=VALUE counts. ignored: also
+    what a shell would leave out or replace and systemd keeps."""
     names: List[str] = []
     ignored: List[Dict[str, Any]] = []
     number, open_quote = 0, ""
@@ -215,6 +226,14 @@ def environment_file(text: str) -> Dict[str, Any]:
             quote = value.lstrip()[:1]
             if quote in ("'", '"') and quote and not _unescaped(value.lstrip()[1:], quote):
                 open_quote = quote
+            elif re.search(r"\s#", _QUOTED.sub("", value)):
+                why = (
+                    f"the # behind the value of {name} begins no comment: systemd makes it part of the value"
+                )
+                ignored.append({"line": number, "why": why})
+            elif unexpanded(name, value):
+                why = f"{name} uses {unexpanded(name, value)}: systemd expands no variable in it"
+                ignored.append({"line": number, "why": why})
         else:
             ignored.append({"line": number, "why": _why(line, name, sep)})
     if open_quote:

@@ -25,7 +25,7 @@ _STUCK, _FLAT = "S80", "S74"
 #: Looked for only where nothing else is known of a line, and before its level is cut off with what precedes it.
 _LEVEL = "Y05"
 #: A line that no rule knows: what it says is all that is known.
-_WORDLESS, _SAID = ("Y02", "Y03", "Y04", "Y05", "X02"), 160
+_WORDLESS, _SAID = ("Y02", "Y03", "Y04", "Y05", "X02", "V64"), 160
 _FLAT_MIN, _FLAT_SURE, _FLAT_BOUND = 3, 6, 1.05
 _OUTSIDE_ENGINE = frozenset({"transport"})
 
@@ -47,7 +47,10 @@ _ENGINE = re.compile(
 )
 #: What other servers than SGLang say when they serve; SGLang says it before its warm-up, and "ready to roll" after.
 #: In quotes it is only spoken of.
-_SERVES = re.compile(r"(?<![`'\"])(?:Application startup complete|Uvicorn running on)")
+_SERVES = re.compile(
+    r"(?<![`'\"])(?:Application startup complete|Uvicorn running on|server is listening on \S+ - starting the main loop"
+    r"|llama runner started in)"
+)
 _SGLANG = re.compile(r"server_args=|\bsglang\b|Load weight begin|\b(?:TP|DP|EP|PP)\d+\] ")
 #: The first line of a start of another server than SGLang.
 _BEGINS = re.compile(r"vLLM API server version \S+")
@@ -313,8 +316,9 @@ class Reader:
         if best.known and not best.kills and role in ("root", "fatal", "explains"):
             return None if best.rank < 4 else self._of(best, "WARN" if run.ready else "FAIL")
         if best.reason == "terminated":
-            # Stopped from outside is no fault of its own: after ready it is a stop, before it was only too early.
-            return None if run.ready else self._of(best, "WAIT")
+            # Stopped from outside is no fault of its own: after ready it is a stop, before it was only too early;
+            # where systemd stops it and no line is of a start, the log is that of a stop.
+            return None if run.ready or (self._stopping and not self._engine) else self._of(best, "WAIT")
         if role == "consequence":
             asked = best.reason == "exited-0" and (self._stopping or run.ready or best.id == "K15")
             return None if asked or self._waits is not None else self._of(best, "FAIL")

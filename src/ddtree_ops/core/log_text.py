@@ -29,7 +29,7 @@ _ANSI = re.compile(
     r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ufeff]"
 )
 _SECRET = re.compile(
-    r"(?i)((?:api|admin|access|hf|auth)[-_]?\w*(?:key|token)['\"]?\s*[=:]\s*"
+    r"(?i)((?:api|admin|access|hf|auth)(?![-_]?pubkey)[-_]?\w*(?:key|token)['\"]?\s*[=:]\s*"
     r"|--\S*(?:key|token|passw(?:or)?d|secret)['\"]?[ =,]+"
     r"|bearer\s+|authorization['\"]?\s*[=:]\s*['\"]?\w+\s+|(?:password|passwd|secret)['\"]?\s*[=:]\s*"
     r"|[?&][\w-]*(?:token|key|secret|signature|sig)=|(?-i:\b[A-Z][A-Z0-9_]*_(?:TOKEN|KEY|SECRET))['\"]?\s*[=:]\s*)"

@@ -36,6 +36,9 @@ _NAMES = (
     re.compile(r"(?:denied|such file or directory|not found)\W{1,4}'(?P<it>/?[\w./-]+)'"),
     re.compile(r"(?P<it>/dev/[\w/-]+)"),
     re.compile(r"(?<![\w-])(?P<it>--[a-z][\w-]+)"),
+    re.compile(
+        r"\b(?P<it>(?:enable|disable|speculative|prefill|chunked|hicache|max|num|prompt_lookup|page|context)_[a-z]\w+)"
+    ),
 )
 
 

@@ -312,7 +312,8 @@ class Scanner:
         says_more = enough and not found.weak
         chained = best is not None and best.weak and self._linked
         named = best is not None and _INVALID.search(best.line) is not None and "[type=" in found.line
-        if best is None or found.rank > best.rank or (says_more and (chained or named)):
+        taken_back = enough and found.kills and best is not None and best.known and not best.kills
+        if best is None or found.rank > best.rank or taken_back or (says_more and (chained or named)):
             self.best, self._after = found, _AFTER
             self._message = _MESSAGE if found.general else 0
         elif self._message and best.general and not found.general and found.rank >= _RANK["explains"]:

@@ -50,10 +50,13 @@ class Command:
 
 @dataclass(frozen=True)
 class EnvironmentLine:
+    """variable: what its path is built from, which systemd does not expand."""
+
     file: str
     line: int
     name: str
     specifiers: tuple[Specifier, ...]
+    variable: str = ""
 
 
 @dataclass(frozen=True)

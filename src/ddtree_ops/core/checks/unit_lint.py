@@ -159,6 +159,10 @@ def _expansion(facts: UnitFiles, live: Live, wanted: Wanted) -> Iterator[Finding
                 f"{at(command)}: {command.key}= uses ${name}, which nothing sets: the word vanishes",
                 None,
             )
+    for setting in (each for each in facts.environment if each.variable):
+        bad = True
+        text = f"{at(setting)}: Environment={setting.name} uses {setting.variable}: systemd expands no variable there"
+        yield warn(id, text, f"write the whole value; {edit(wanted)}")
     items: list[Command | EnvironmentLine] = [*facts.commands, *facts.environment]
     for item in items:
         key = item.key if isinstance(item, Command) else f"Environment={item.name}"
