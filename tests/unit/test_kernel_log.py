@@ -155,7 +155,10 @@ def test_a_version_mismatch_over_four_lines() -> None:
             ],
         ),
         ("unsigned", ["[4.1] Loading of module with unavailable key is rejected"]),
-        ("unsigned", ["[4.1] Lockdown: modprobe: unsigned module loading is restricted; see man kernel_lockdown.7"]),
+        (
+            "unsigned",
+            ["[4.1] Lockdown: modprobe: unsigned module loading is restricted; see man kernel_lockdown.7"],
+        ),
         ("probe", ["[4.1] NVRM: None of the NVIDIA devices were initialized."]),
         ("probe", ["[4.1] NVRM: GPU 0000:18:00.0: RmInitAdapter failed! (0x26:0x56:1482)"]),
         ("probe", ["[4.1] NVRM: GPU 0000:18:00.0: rm_init_adapter failed, device minor number 0"]),
