@@ -17,7 +17,7 @@ from ddtree_ops.core.xid import APPLICATION, HARDWARE, LINKS, MEMORY, POWER, REM
 @dataclass(frozen=True)
 class Event:
     """kind: xid, sxid, bus, mismatch, map, flavour, unsigned, probe, gsp, oom, disk, aer (agent's kernel_log). detail:
-    of an OOM kill the process, of Xid 154 the action, of a SXid "fatal". age_s: seconds since the last one, None where not known."""
+    of an OOM kill the process, of Xid 154 the action, of a SXid "fatal". age_s: since the last one, None: unknown."""
 
     kind: str
     code: int | None
