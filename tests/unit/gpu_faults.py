@@ -350,6 +350,17 @@ FAULTS: list[tuple[str, str, Facts, list[str]]] = [
     ),
     ("gpu-kernel", "WARN", event("mismatch", None, None), ["answer now"]),
     ("gpu-kernel", "BLOCK", {**event("probe", None, None), "gpus": {"cards": {TWO: None}}}, ["dmesg"]),
+    (
+        "gpu-kernel", "BLOCK",
+        {**event("flavour", None, "0000:99:00.0"), "gpus": {"cards": {TWO: None}}},
+        ["open kernel modules", "nvidia-driver"],
+    ),
+    ("gpu-kernel", "WARN", event("flavour", None, "0000:99:00.0"), ["the server's own GPUs answer"]),
+    (
+        "gpu-kernel", "BLOCK",
+        {**event("unsigned", None, None), "gpus": {"cards": {ONE: None, TWO: None}}},
+        ["Secure Boot", "mokutil"],
+    ),
     ("gpu-kernel", "WARN", event("probe", None, None), ["the server's own GPUs answer"]),
     ("gpu-kernel", "WARN", event("aer", None, None), ["PCIe"]),
     ("kernel-log", "WARN", {"kernel_log": {"readable": False, "why": "closed"}}, ["unknown", "closed"]),

@@ -132,6 +132,33 @@ def test_a_version_mismatch_over_four_lines() -> None:
                 "[4.1] NVRM: BAR1 is 0M @ 0x0 (PCI:0000:18:00.0)",
             ],
         ),
+        (
+            "flavour",
+            [
+                "[4.1] NVRM: The NVIDIA GPU 0000:18:00.0 (PCI ID: 10de:2b85)",
+                "[4.1] NVRM: installed in this system requires use of the NVIDIA open kernel modules.",
+            ],
+        ),
+        (
+            "flavour",
+            [
+                "[4.1] NVRM: The NVIDIA GPU 0000:18:00.0 (PCI ID: 10de:1d01)",
+                "[4.1] NVRM: installed in this system is not supported by open",
+                "[4.1] NVRM: nvidia.ko because it does not include the required GPU",
+            ],
+        ),
+        (
+            "flavour",
+            [
+                "[4.1] NVRM: The NVIDIA GeForce GTX 780 GPU installed in this system is",
+                "[4.1] NVRM:  supported through the NVIDIA 470.xx Legacy drivers. Please",
+            ],
+        ),
+        ("unsigned", ["[4.1] Loading of module with unavailable key is rejected"]),
+        (
+            "unsigned",
+            ["[4.1] Lockdown: modprobe: unsigned module loading is restricted; see man kernel_lockdown.7"],
+        ),
         ("probe", ["[4.1] NVRM: None of the NVIDIA devices were initialized."]),
         ("probe", ["[4.1] NVRM: GPU 0000:18:00.0: RmInitAdapter failed! (0x26:0x56:1482)"]),
         ("probe", ["[4.1] NVRM: GPU 0000:18:00.0: rm_init_adapter failed, device minor number 0"]),
@@ -162,6 +189,9 @@ def test_a_fault_in_words(kind: str, lines: list[str]) -> None:
         "[1.0] NVRM: loading NVIDIA UNIX x86_64 Kernel Module  550.120  Fri Sep 13 10:10:01 UTC 2024",
         "[1.0] pcieport 0000:00:01.0: AER: Corrected error received: 0000:18:00.0",
         "[1.0] nvidia-nvlink: Nvlink Core is being initialized, major device number 240",
+        "[1.0] NVRM: loading NVIDIA UNIX Open Kernel Module for x86_64  580.10  Release Build",
+        "[1.0] nvidia: module verification failed: signature and/or required key missing - tainting kernel",
+        "[1.0] Lockdown: systemd-logind: hibernation is restricted; see man kernel_lockdown.7",
         "[1.0] python3[77]: segfault at 79 ip 00007f error 4 in libcuda.so",
     ],
 )

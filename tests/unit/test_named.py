@@ -17,6 +17,11 @@ pytestmark = pytest.mark.tier("preflight")
         ("x.so: undefined symbol: cuGreenCtxStreamCreate", "the driver"),
         ("ImportError: libnvrtc.so.12: cannot open shared object file", "libnvrtc.so.12"),
         ("driver is too old (found version 12080)", "CUDA 12.8"),
+        (
+            "flashinfer_python is installed with version 0.6.3, which is",
+            "flashinfer_python is installed with version 0.6.3",
+        ),
+        ("Exception: sgl-kernel with minimum required version 0.3.12 is not installed", "sgl-kernel"),
         ("PermissionError: [Errno 13] Permission denied: '/.triton'", "/.triton"),
         ("FileNotFoundError: [Errno 2] No such file or directory: 'ninja'", "ninja"),
         ("NVRM: Xid (PCI:0000:9c:00): 48", "PCI:0000:9c:00"),

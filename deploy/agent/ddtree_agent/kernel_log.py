@@ -30,6 +30,10 @@ KINDS: Tuple[Tuple[str, "re.Pattern[str]"], ...] = (
             r"(?i)NVRM:.*(?:I/O region assigned to your NVIDIA device is invalid|BAR\d? is 0M|can.t find an IRQ)"
         ),
     ),
+    ("flavour", re.compile(
+            r"NVRM:.*(?:requires use of the NVIDIA open kernel modules|is not supported by open\b"
+            r"|supported through the NVIDIA \S+ Legacy)"
+        )),
     (
         "probe",
         re.compile(
@@ -39,6 +43,10 @@ KINDS: Tuple[Tuple[str, "re.Pattern[str]"], ...] = (
         ),
     ),
     ("gsp", re.compile(r"(?i)NVRM:.*(?:GSP.{0,60}(?:timeout|timed out|failed|crash)|Timeout .{0,60}GSP)")),
+    ("unsigned", re.compile(
+            r"Loading of (?:unsigned module|module with unavailable key) is rejected"
+            r"|Lockdown: .*unsigned module loading"
+        )),
     (
         "oom",
         re.compile(
@@ -122,7 +130,7 @@ def _event(text: str) -> Optional[Dict[str, Any]]:
             # Only where the line is about a PCI device: a time of day looks like an address too.
             bus = (
                 _BUS.search(text.partition("NVRM:")[2] or text)
-                if kind in ("bus", "probe", "map", "gsp")
+                if kind in ("bus", "flavour", "probe", "map", "gsp")
                 else None
             )
             victim = _OOM.search(text) if kind == "oom" else None

@@ -30,6 +30,9 @@ _NAMES = (
         r"(?P<it>(?:(?:Py)?[Tt]orch(?:vision|audio)?|flashinfer\S*|triton|sgl[-_]kernel)"
         r"\s?(?:==|[ =(])\s?\d+\.\d[\w.+]*)"
     ),
+    re.compile(
+        r"\b(?P<it>[A-Za-z][\w.-]+(?: is installed with version \d[\w.+]*(?<!\.)|(?= with minimum required version)))"
+    ),
     re.compile(r"[Nn]o module named '?(?P<it>[\w.]+)"),
     re.compile(r"cannot import name '(?P<it>[^']+' from '[^']+)"),
     re.compile(r"(?P<it>PCI:[0-9a-fA-F:.]+|GPU[ -]?\d+\b)"),

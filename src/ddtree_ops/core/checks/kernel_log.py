@@ -16,8 +16,8 @@ from ddtree_ops.core.xid import APPLICATION, HARDWARE, LINKS, MEMORY, POWER, REM
 
 @dataclass(frozen=True)
 class Event:
-    """kind: xid, sxid, bus, mismatch, map, probe, gsp, oom, disk, aer (agent's kernel_log). detail: of an OOM kill the
-    process, of Xid 154 the action, of a SXid "fatal". age_s: seconds since the last one, None where not known."""
+    """kind: xid, sxid, bus, mismatch, map, flavour, unsigned, probe, gsp, oom, disk, aer (agent's kernel_log). detail:
+    of an OOM kill the process, of Xid 154 the action, of a SXid "fatal". age_s: since the last one, None: unknown."""
 
     kind: str
     code: int | None
@@ -153,6 +153,15 @@ FAULTS: dict[str, tuple[str, str]] = {
         "the GPU's memory window was not mapped",
         "on the hypervisor: 64-bit MMIO above 4 GiB for the guest (a larger BAR window); nothing in {host} repairs it",
     ),
+    "flavour": (
+        "this flavour of the driver does not support that card (Blackwell and later: the open kernel modules; before "
+        "Turing: the proprietary ones; older: a legacy branch)",
+        "apt install nvidia-driver-NNN-open (or the one without -open) of the same version on {host}, then reboot it",
+    ),
+    "unsigned": (
+        "Secure Boot refused a kernel module without a known signature, and no GPU answers",
+        "mokutil --sb-state on {host}; mokutil --import the key that signs the NVIDIA module, or the signed package",
+    ),
     "probe": ("the driver could start no GPU", "dmesg | grep NVRM on {host}: the lines before say why"),
     "gsp": (
         "the GPU's system processor (GSP) gave no answer",
@@ -171,6 +180,8 @@ def driver_faults(log: KernelLog, live: Live, wanted: Wanted) -> list[Finding]:
     for event in log.events:
         if event.kind not in FAULTS:
             continue
+        if event.kind == "unsigned" and isinstance(gpus, Gpus) and gpus.cards:
+            continue  # another module's
         means, remedy = FAULTS[event.kind]
         said = f"the kernel's log: {event.text[:160]}: {means}{event.ago}"
         hint = remedy.format(host=wanted.host)
@@ -194,7 +205,7 @@ def _over(event: Event, gpus: Gpus, live: Live) -> str | None:
         return "the GPUs answer now"
     dead = any(one.dead for one in gpus.pci)
     enough = len(chosen(gpus, live).cards) >= needed(gpus, live) and not chosen(gpus, live).missing
-    if event.kind in ("probe", "map") and enough and not dead:
+    if event.kind in ("probe", "map", "flavour") and enough and not dead:
         return "the server's own GPUs answer (another card, for a display?)"
     return None
 
