@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 
+import paramiko
 import pytest
 from transport_sshd import SSHD, USER, Site, Sshd, keygen, public
 
@@ -293,6 +294,30 @@ def test_a_line_cut_in_mid_stream_is_no_exit_status(site: Site) -> None:
             next(stream)
         assert stream.rc is None
         assert transport.run(["echo", "again"]).out == b"again\n"  # the next command connects afresh
+
+
+def test_a_line_that_broke_between_two_commands_is_opened_once_more(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A rebooted host resets the old connection only when somebody writes to it."""
+    opened = paramiko.Transport.open_session
+    reset: list[paramiko.Transport] = []
+    always = False
+
+    def open_session(self: paramiko.Transport, timeout: float) -> paramiko.Channel:
+        if always or self in reset:
+            self.close()
+            raise EOFError
+        return opened(self, timeout=timeout)
+
+    monkeypatch.setattr(paramiko.Transport, "open_session", open_session)
+    with closing(site.transport()) as transport:
+        transport.run(["true"])
+        reset.append(transport._connected().transport)
+        assert transport.run(["echo", "here"]).out == b"here\n"
+        always = True
+        with pytest.raises(Unreachable, match="no command could be started"):
+            transport.run(["true"])
 
 
 def test_a_host_that_stops_answering_is_noticed_without_an_idle_limit(

@@ -57,17 +57,31 @@ class FabricTransport:
         idle: float | None = None,
         deadline: float | None = None,
     ) -> PumpedStream:
-        pulse = self._connected()
+        pulse, channel = self._session()
         try:
-            channel = pulse.transport.open_session(timeout=self.settings.connect_timeout)
             channel.settimeout(self.settings.connect_timeout)
             channel.exec_command(shlex.join(argv))
+        except _BREAKS as error:
+            raise self._not_started(pulse, error) from None
+        pipe = _ChannelPipe(channel, pulse, lambda: self._broken(pulse))
+        return PumpedStream(pipe, stdin, lambda text: self._late(argv, text), idle, deadline)
+
+    def _session(self) -> tuple[Pulse, Any]:
+        """A channel for one command. A line that an earlier command left and that turns out to be gone (the host
+        rebooted since) is opened once more: nothing was asked for on it yet."""
+        before = self._pulse
+        pulse = self._connected()
+        try:
+            return pulse, pulse.transport.open_session(timeout=self.settings.connect_timeout)
         except ChannelException as error:
             raise self._no_session(str(error)) from None
         except _BREAKS as error:
-            raise self._broken(pulse, "no command could be started", str(error) or None) from None
-        pipe = _ChannelPipe(channel, pulse, lambda: self._broken(pulse))
-        return PumpedStream(pipe, stdin, lambda text: self._late(argv, text), idle, deadline)
+            if pulse is not before or pulse.dead or pulse.transport.is_active():
+                raise self._not_started(pulse, error) from None
+        return self._session()
+
+    def _not_started(self, pulse: Pulse, error: Exception) -> Unreachable:
+        return self._broken(pulse, "no command could be started", str(error) or None)
 
     def _connected(self) -> Pulse:
         if self._pulse is None or not self._pulse.transport.is_active():
