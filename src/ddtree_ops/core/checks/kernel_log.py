@@ -16,8 +16,9 @@ from ddtree_ops.core.xid import APPLICATION, HARDWARE, LINKS, MEMORY, POWER, REM
 
 @dataclass(frozen=True)
 class Event:
-    """kind: xid, sxid, bus, mismatch, map, probe, gsp, oom, disk, aer (agent's kernel_log). detail: of an OOM kill the
-    process, of Xid 154 the action, of a SXid "fatal". age_s: seconds since the last one, None where not known."""
+    """kind: xid, sxid, bus, mismatch, map, open, unsupported, probe, signature, gsp, oom, disk, aer (agent's
+    kernel_log). detail: of an OOM kill the process, of Xid 154 the action, of a SXid "fatal". age_s: seconds since the
+    last one, None where not known."""
 
     kind: str
     code: int | None
@@ -154,6 +155,18 @@ FAULTS: dict[str, tuple[str, str]] = {
         "on the hypervisor: 64-bit MMIO above 4 GiB for the guest (a larger BAR window); nothing in {host} repairs it",
     ),
     "probe": ("the driver could start no GPU", "dmesg | grep NVRM on {host}: the lines before say why"),
+    "open": (
+        "of that GPU's generation only the open kernel modules are for",
+        "apt-get install the driver's -open package (nvidia-open) of that version on {host}, then reboot it",
+    ),
+    "unsupported": (
+        "this driver does not support that GPU: it is too old for it, or its open modules want a newer card",
+        "another driver branch, or the proprietary modules, on {host}; nvidia.com/drivers says which; then reboot",
+    ),
+    "signature": (
+        "the kernel refused a module that is not signed (Secure Boot)",
+        "mokutil --sb-state on {host}; mokutil --import /var/lib/dkms/mok.pub and a reboot enrol the key of dkms",
+    ),
     "gsp": (
         "the GPU's system processor (GSP) gave no answer",
         "reboot {host}; a newer driver if it comes again",
@@ -169,8 +182,8 @@ def driver_faults(log: KernelLog, live: Live, wanted: Wanted) -> list[Finding]:
     gpus = live.of(GPUS)
     found = []
     for event in log.events:
-        if event.kind not in FAULTS:
-            continue
+        if event.kind not in FAULTS or (event.kind == "signature" and isinstance(gpus, Gpus) and gpus.cards):
+            continue  # where the GPUs answer, the refused module was another's
         means, remedy = FAULTS[event.kind]
         said = f"the kernel's log: {event.text[:160]}: {means}{event.ago}"
         hint = remedy.format(host=wanted.host)
@@ -179,7 +192,8 @@ def driver_faults(log: KernelLog, live: Live, wanted: Wanted) -> list[Finding]:
             found.append(warn("gpu-kernel", f"{said}; {over}" if over else said, hint))
         else:
             found.append(block("gpu-kernel", said, hint))
-    found.sort(key=lambda finding: finding.level is not Level.BLOCK)
+    # What names the cause comes before "could start no GPU".
+    found.sort(key=lambda one: (one.level is not Level.BLOCK, FAULTS["probe"][0] in one.evidence))
     return found[:4] or [ok("gpu-kernel", "the driver reported no fault in words")]
 
 
@@ -194,7 +208,7 @@ def _over(event: Event, gpus: Gpus, live: Live) -> str | None:
         return "the GPUs answer now"
     dead = any(one.dead for one in gpus.pci)
     enough = len(chosen(gpus, live).cards) >= needed(gpus, live) and not chosen(gpus, live).missing
-    if event.kind in ("probe", "map") and enough and not dead:
+    if event.kind in ("probe", "map", "open", "unsupported") and enough and not dead:
         return "the server's own GPUs answer (another card, for a display?)"
     return None
 

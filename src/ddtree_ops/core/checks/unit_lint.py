@@ -117,6 +117,13 @@ def _command(facts: UnitFiles, live: Live, wanted: Wanted) -> Iterator[Finding]:
             found = block(id, text, f"ssh {wanted.host} head -1 {path}")
         elif seen is not None and seen.exists is False and "-" not in command.prefixes:
             found = warn(id, f"{where} does not exist on the host", f"ssh {wanted.host} ls -l {path}")
+        if command.shell and command.key in ("ExecStart", "ExecStartPre"):
+            bad = True
+            text = f"{at(command)}: {command.key}= holds {' '.join(command.shell)}, which no shell reads there: the "
+            text += "program gets it as an argument and ends with a usage error"
+            yield block(
+                id, text, f"StandardOutput=, or /bin/sh -c 'exec …' around the command; {edit(wanted)}"
+            )
         if found:
             bad = True
             yield found
