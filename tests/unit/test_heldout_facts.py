@@ -8,7 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from ddtree_agent import inner_arguments, inner_model, inner_toolchain, kernel_log, probe_host, unitfile
+from ddtree_agent import (
+    inner_arguments,
+    inner_model,
+    inner_toolchain,
+    kernel_log,
+    probe_host,
+    probe_unit_lint,
+    unitfile,
+)
 
 pytestmark = pytest.mark.tier("preflight")
 
@@ -124,3 +132,25 @@ def test_a_chat_template_in_the_config_in_a_file_or_nowhere(tmp_path: Path) -> N
     assert told("tekken.json") is True
     config.write_text(json.dumps({"chat_template": "{{ messages }}"}))
     assert told("tokenizer.json") is True
+
+
+def test_a_label_is_that_of_the_link_where_a_home_s_is_in_the_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    labels = {True: b"system_u:object_r:bin_t:s0\0", False: b"unconfined_u:object_r:user_home_t:s0\0"}
+    monkeypatch.setattr(
+        probe_unit_lint.os, "getxattr", lambda path, name, follow_symlinks: labels[follow_symlinks]
+    )
+    program = tmp_path / "python3"
+    program.write_bytes(b"\x7fELF")
+    assert probe_unit_lint.program(str(program))["label"] is None, "SELinux does not enforce here"
+    monkeypatch.setattr(probe_unit_lint, "_enforcing", lambda: True)
+    assert probe_unit_lint.program(str(program))["label"] == "user_home_t"
+    labels[False] = b"system_u:object_r:bin_t:s0\0"
+    assert probe_unit_lint.program(str(program))["label"] == "bin_t"
+
+    def refused(*_: object, **__: object) -> bytes:
+        raise OSError
+
+    monkeypatch.setattr(probe_unit_lint.os, "getxattr", refused)
+    assert probe_unit_lint.program(str(program))["label"] is None

@@ -18,7 +18,7 @@ TOLD = """
 --grammar-backend --tool-call-parser --reasoning-parser --mamba-ssm-dtype
 --speculative-draft-attention-backend --page-size --disaggregation-mode --load-format --quantization
 --kv-cache-dtype --dtype --model-impl --linear-attn-backend --linear-attn-decode-backend
---linear-attn-prefill-backend --mamba-backend
+--linear-attn-prefill-backend --mamba-backend --served-model-name
 """
 _SECRET = re.compile(r"(?i)key|token$|tokens?-file|secret|passw|credential|admin|auth")
 #: Variables that change what the arguments mean. Their values are switches and device lists.

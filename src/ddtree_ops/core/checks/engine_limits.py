@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from ddtree_ops.core.checks.argument_facts import ARGUMENTS, BLOCK_DRAFTERS, Arguments, judged
+from ddtree_ops.core.checks.argument_facts import ARGUMENTS, BLOCK_DRAFTERS, DP, Arguments, judged
 from ddtree_ops.core.checks.checkpoint import arguments
 from ddtree_ops.core.checks.checkpoint_facts import CHECKPOINTS, Checkpoints, Side
 from ddtree_ops.core.checks.rule import Rule
@@ -61,6 +61,32 @@ def refused(found: Arguments, live: Live, wanted: Wanted) -> Sequence[Finding]:
     return said or [ok(id, f"the engine takes {args.algorithm} with these arguments")]
 
 
+def asserted(found: Arguments, live: Live, wanted: Wanted) -> Sequence[Finding]:
+    """What the engine asserts of any arguments (check_server_args of SGLang 0.5.11)."""
+    args = judged(found, wanted)
+    id, said = "arguments-refused", []
+    chunk, page = args.number("--chunked-prefill-size"), args.number("--page-size") or 1
+    if chunk and chunk > 0 and chunk % page and args.text("--disaggregation-mode") != "decode":
+        text = f"--chunked-prefill-size {chunk} is no multiple of --page-size {page}"
+        said.append(block(id, text, f"--chunked-prefill-size {chunk - chunk % page or page} in the unit"))
+    data = args.number(*DP) or 1
+    if args.has("--enable-dp-attention") and data > 1 and args.tp % data:
+        text = f"--enable-dp-attention shares the {args.tp} ranks of --tp-size out over --dp-size {data}: unevenly"
+        said.append(block(id, text, f"--dp-size {args.tp} in the unit, or another divisor of --tp-size"))
+    if args.has("--enable-dp-lm-head") and data > 1 and not args.has("--enable-dp-attention"):
+        text = "--enable-dp-lm-head needs --enable-dp-attention"
+        said.append(block(id, text, "--enable-dp-attention in the unit too, or remove --enable-dp-lm-head"))
+    name = args.text("--served-model-name") or ""
+    if ":" in name:
+        text = f"--served-model-name {name} has a colon, which is kept for model:adapter"
+        said.append(block(id, text, f"--served-model-name {name.replace(':', '-')} in the unit"))
+    share = args.fraction("--mem-fraction-static")
+    if share is not None and 0.95 < share <= 0.99 and live.cuda is not False:
+        text = f"--mem-fraction-static {share:g} leaves {1 - share:.0%} of a GPU for activations, graphs and CUDA"
+        said.append(warn(id, f"{text}: out of memory under load", "--mem-fraction-static 0.9 in the unit"))
+    return said or [ok(id, "none of the engine's assertions on arguments fails")]
+
+
 def quantized(found: Checkpoints, live: Live, wanted: Wanted) -> Sequence[Finding]:
     """The GPUs and the dtype have the kernels of the weights' quantisation."""
     side, args = found.target, arguments(live, wanted)
@@ -84,6 +110,14 @@ def quantized(found: Checkpoints, live: Live, wanted: Wanted) -> Sequence[Findin
             return [
                 block(id, text, f"hosts.yaml: model: an AWQ, GPTQ or bfloat16 checkpoint, for {wanted.host}")
             ]
+    cache, backend = (
+        args.text("--kv-cache-dtype"),
+        args.text("--decode-attention-backend", "--attention-backend"),
+    )
+    old = next((device for device in _devices(live) if device.number < 89), None)
+    if old and cache == "fp8_e4m3" and (backend or ("triton" if args.tree else "")) == "triton":
+        text = f"--kv-cache-dtype fp8_e4m3 under the triton backend: {old.name} ({old.cc}) has no such type (fp8e4nv)"
+        return [block(id, text, "--kv-cache-dtype fp8_e5m2, or auto, in the unit")]
     dtype = args.text("--dtype") if args.text("--dtype") not in (None, "auto") else side.dtype
     # Below 8.0 the engine computes in float16 by itself.
     if asked in HALF and dtype == "bfloat16" and any(device.number >= 80 for device in _devices(live)):
@@ -156,6 +190,7 @@ def hybrid(found: Checkpoints, live: Live, wanted: Wanted) -> Sequence[Finding]:
 
 
 RULES: tuple[Rule[Any], ...] = (
+    Rule("arguments-refused", ARGUMENTS, asserted, "The engine asserts these at once: the start ends there."),
     Rule(
         "speculation-refused", ARGUMENTS, refused,
         "Assertions on the arguments end the start at once, after the old server is gone.",

@@ -109,12 +109,15 @@ class Required:
 
 @dataclass(frozen=True)
 class Program:
+    """label: its SELinux type, None where SELinux does not enforce."""
+
     path: str
     exists: bool | None
     executable: bool | None
     interpreter: str | None
     interpreter_exists: bool | None
     runs: bool | None = None
+    label: str | None = None
 
 
 @dataclass(frozen=True)
