@@ -76,6 +76,13 @@ def asserted(found: Arguments, live: Live, wanted: Wanted) -> Sequence[Finding]:
     if args.has("--enable-dp-lm-head") and data > 1 and not args.has("--enable-dp-attention"):
         text = "--enable-dp-lm-head needs --enable-dp-attention"
         said.append(block(id, text, "--enable-dp-attention in the unit too, or remove --enable-dp-lm-head"))
+    said += _nodes(args)
+    both = args.has("--max-lora-rank") and args.has("--lora-target-modules")
+    if args.has("--enable-lora") and not args.has("--lora-paths") and not both:
+        text = "--enable-lora without --lora-paths wants --max-lora-rank and --lora-target-modules, both"
+        said.append(
+            block(id, text, "--lora-paths, or --max-lora-rank and --lora-target-modules, in the unit")
+        )
     name = args.text("--served-model-name") or ""
     if ":" in name:
         text = f"--served-model-name {name} has a colon, which is kept for model:adapter"
@@ -85,6 +92,25 @@ def asserted(found: Arguments, live: Live, wanted: Wanted) -> Sequence[Finding]:
         text = f"--mem-fraction-static {share:g} leaves {1 - share:.0%} of a GPU for activations, graphs and CUDA"
         said.append(warn(id, f"{text}: out of memory under load", "--mem-fraction-static 0.9 in the unit"))
     return said or [ok(id, "none of the engine's assertions on arguments fails")]
+
+
+def _nodes(args: Arguments) -> list[Finding]:
+    """A server over several hosts meets at one address, and each host knows which one it is."""
+    id, nodes, said = "arguments-refused", args.number("--nnodes") or 1, []
+    if nodes < 2:
+        return []
+    if args.tp * args.pp % nodes:
+        text = f"--tp-size {args.tp} x --pp-size {args.pp} ranks do not divide over --nnodes {nodes}"
+        said.append(block(id, text, "another --tp-size in the unit of every node"))
+    if not args.has("--dist-init-addr", "--nccl-init-addr"):
+        text = f"--nnodes {nodes} without --dist-init-addr: the nodes have no address to meet at, and wait for ever"
+        said.append(
+            block(id, text, "--dist-init-addr HOST:PORT of the first node, in the unit of every node")
+        )
+    elif not args.has("--node-rank"):
+        text = f"--nnodes {nodes} without --node-rank: this host takes itself for the first node (0)"
+        said.append(warn(id, text, "--node-rank 0 in the unit of the first node, 1 in that of the next"))
+    return said
 
 
 def quantized(found: Checkpoints, live: Live, wanted: Wanted) -> Sequence[Finding]:
@@ -176,7 +202,7 @@ def _width(side: Side | None) -> int | None:
 
 
 def hybrid(found: Checkpoints, live: Live, wanted: Wanted) -> Sequence[Finding]:
-    """On Blackwell the engine takes some attention backends only for a hybrid model."""
+    """A hybrid model's own limits: the attention backends on Blackwell, and a recurrent state for each request."""
     side, args = found.target, arguments(live, wanted)
     if side is None or not side.known or not side.hybrid or args is None:
         return []
@@ -185,8 +211,15 @@ def hybrid(found: Checkpoints, live: Live, wanted: Wanted) -> Sequence[Finding]:
     if given and takes and blackwell and given not in takes:
         text = f"--attention-backend {given} for the hybrid model {side.path} on {blackwell.name}: this engine takes "
         remedy = f"--attention-backend {takes[-1]} in the unit"
-        return [block("hybrid-backend", f"{text}{', '.join(takes)} there", remedy)]
-    return [ok("hybrid-backend", "the attention backend is one for hybrid models")]
+        return [block("hybrid-limits", f"{text}{', '.join(takes)} there", remedy)]
+    slots, running = args.number("--max-mamba-cache-size"), args.number("--max-running-requests")
+    if slots is not None and running is not None and slots < running:
+        text = f"--max-mamba-cache-size {slots} has no state for {running} requests (--max-running-requests): the "
+        text += "scheduler lets fewer run at once and says so in one line only"
+        return [warn("hybrid-limits", text, f"--max-mamba-cache-size {running} or more in the unit")]
+    return [
+        ok("hybrid-limits", "the attention backend is one for hybrid models, with a state for each request")
+    ]
 
 
 RULES: tuple[Rule[Any], ...] = (
@@ -202,7 +235,7 @@ RULES: tuple[Rule[Any], ...] = (
     Rule("experts-divide", CHECKPOINTS, experts, "Experts that cannot be dealt evenly end the load with an assertion."),
     Rule("head-dim", CHECKPOINTS, width, "FlashInfer raises at the first call for a width it was not compiled for."),
     Rule(
-        "hybrid-backend", CHECKPOINTS, hybrid,
-        "The assertion comes with the attention backend, after the weights are loaded.",
+        "hybrid-limits", CHECKPOINTS, hybrid,
+        "The assertion comes with the attention backend, after the weights are loaded; too few states make it slow.",
     ),
 )  # fmt: skip
