@@ -81,7 +81,7 @@ SECTIONS: dict[str, Any] = {
         "ninja_module": True,
         "cuda_home": {
             "value": "/usr/local/cuda", "source": "nvcc on PATH", "directory": True, "nvcc": "/usr/local/cuda/bin/nvcc",
-            "cuda_fp8": True, "cudart_header": True,
+            "cuda_fp8": True, "cudart_header": True, "unlinked": [],
         },
         "nvcc_archs": ["75", "80", "86", "87", "88", "89", "90", "100", "101", "120"],
         "python_h": {"include": "/usr/include/python3.11", "found": True, "version": "3.11"},

@@ -23,6 +23,7 @@ TARGET: dict[str, Any] = {
     "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 151936,
     "sliding_window": None, "use_sliding_window": False, "max_position_embeddings": 40960,
     "tokenizer": ["tokenizer.json", "vocab.json"], "tokenizer_faults": [], "filesystem": "ext4", "dflash": None,
+    "chat_template": True,
 }  # fmt: skip
 DRAFT: dict[str, Any] = {
     **TARGET, "path": "/m/d", "directory": "/m/d", "architectures": ["DFlashDraftModel"], "remote_code": True,
@@ -31,7 +32,7 @@ DRAFT: dict[str, Any] = {
         "target_layer_ids": [1, 9, 17, 25, 33], "block_size": 16, "num_target_layers": 36, "mask_token": None,
         "mask_token_id": 151669,
     },
-    "mask_token_in_target": None,
+    "mask_token_in_target": None, "chat_template": None,
 }  # fmt: skip
 SECTIONS: dict[str, Any] = {
     "checkpoints": {
@@ -71,6 +72,8 @@ SECTIONS: dict[str, Any] = {
             "package": "/v/sglang", "draft_layer_types": False, "draft_rope_parameters": False,
             "draft_rope_default": 1000000.0, "ngram_state": False, "grammar_refused": True,
             "lora_speculation": ["NGRAM"], "hybrid_radix_refused": True,
+            "dp_refused": ["DFLASH", "STANDALONE", "NGRAM"], "mixed_chunk_off": True, "fp8_marlin": True,
+            "blackwell_hybrid": ["fa4", "flashinfer", "triton", "trtllm_mha"],
         },
     },
     "memory": {"total": 1_080_000_000_000, "available": 900_000_000_000, "limit": None},

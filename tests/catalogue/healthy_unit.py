@@ -30,7 +30,7 @@ def command(**changed: Any) -> dict[str, Any]:
     """The shape of an Exec…= line with nothing against it."""
     found: dict[str, Any] = {
         "file": FRAGMENT, "line": 9, "key": "ExecStart", "program": PYTHON, "prefixes": "", "unset": [],
-        "optional_unset": [], "specifiers": [], "json": [], "open_quote": False, "glued": [],
+        "optional_unset": [], "specifiers": [], "json": [], "open_quote": False, "glued": [], "shell": [],
     }  # fmt: skip
     return {**found, **changed}
 
@@ -55,7 +55,7 @@ SECTIONS: dict[str, Any] = {
             "StartLimitBurst": "3", "LogRateLimitIntervalUSec": "0", "StandardOutput": "journal", "User": "",
             "PrivateTmp": "no", "PrivateDevices": "no", "PrivateNetwork": "no", "ProtectSystem": "no",
             "ProtectHome": "no", "MemoryDenyWriteExecute": "no", "RestrictAddressFamilies": "", "DevicePolicy": "auto",
-            "DeviceAllow": "", "ProcSubset": "all", "IPAddressDeny": "", "LimitNOFILE": "1048576",
+            "DeviceAllow": "", "ProcSubset": "all", "IPAddressDeny": "", "IPAddressAllow": "", "LimitNOFILE": "1048576",
             "LimitMEMLOCK": "infinity", "TasksMax": "infinity", "UMask": "0022",
         },
         "unread": [],

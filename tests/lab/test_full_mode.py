@@ -58,7 +58,9 @@ def told(rig: Rig) -> tuple[str, bool]:
 
 def ours(rig: Rig) -> tuple[int, str]:
     """What a refusal must leave as it was: the service's process, and every byte that is ours."""
-    rig.wait("! systemctl is-active 'ddtree-txn-*.service'")  # a rollout before it may still keep its evidence
+    rig.wait(
+        "! systemctl is-active 'ddtree-txn-*.service'"
+    )  # a rollout before it may still keep its evidence
     places = "/opt/ddtree /var/lib/ddtree /etc/ddtree /run/systemd/system /etc/systemd/system"
     script = (
         f"find {places} -type f ! -name lock -print0 2>/dev/null | sort -z | xargs -0 sha256sum | sha256sum"

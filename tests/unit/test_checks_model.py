@@ -137,6 +137,13 @@ CASES: list[tuple[str, Facts, Level, list[str], Facts]] = [
         code(elsewhere=[]),
     ),
     (
+        "chat-template",
+        target(chat_template=False),
+        Level.WARN,
+        ["chat template", "chat_template.jinja", "--chat-template"],
+        both(target(chat_template=False), flags(chat_template="")),
+    ),
+    (
         "processor",
         target(multimodal=True),
         Level.WARN,

@@ -18,7 +18,7 @@ TOLD = """
 --grammar-backend --tool-call-parser --reasoning-parser --mamba-ssm-dtype
 --speculative-draft-attention-backend --page-size --disaggregation-mode --load-format --quantization
 --kv-cache-dtype --dtype --model-impl --linear-attn-backend --linear-attn-decode-backend
---linear-attn-prefill-backend --mamba-backend
+--linear-attn-prefill-backend --mamba-backend --served-model-name
 """
 _SECRET = re.compile(r"(?i)key|token$|tokens?-file|secret|passw|credential|admin|auth")
 #: Variables that change what the arguments mean. Their values are switches and device lists.
@@ -221,6 +221,8 @@ def engine_facts(package: Optional[str]) -> Dict[str, Any]:
             "models/dflash.py",
             "speculative/ngram_worker.py",
             "managers/scheduler.py",
+            "layers/quantization/fp8_utils.py",
+            "layers/attention/attention_registry.py",
         )
     }
     draft, args = text["models/dflash.py"], text["server_args.py"]
@@ -242,7 +244,19 @@ def engine_facts(package: Optional[str]) -> Dict[str, Any]:
         "grammar_refused": any(map(refusal.search, speculative)) if package else None,
         "lora_speculation": re.findall(r'"(\w+)"', guard[1]) if guard else None,
         "hybrid_radix_refused": None if args is None else "is not compatible with radix cache when using" in args,
+        "dp_refused": None if args is None
+        else [word.upper() for word in re.findall(r"(\w+) speculative decoding does not support dp attention", args)],
+        "mixed_chunk_off": None if args is None else "enable_mixed_chunk = False" in args,
+        "fp8_marlin": None if text["layers/quantization/fp8_utils.py"] is None
+        else "can_auto_enable_marlin_fp8" in (text["layers/quantization/fp8_utils.py"] or ""),
+        "blackwell_hybrid": _blackwell(text["layers/attention/attention_registry.py"] or ""),
     }  # fmt: skip
+
+
+def _blackwell(text: str) -> Optional[List[str]]:
+    """The backends of the assertion about hybrid models on Blackwell; null where there is none."""
+    found = re.search(r"if is_blackwell\(\):(.{0,900}?)hybrid GDN", text, re.S)
+    return sorted(set(re.findall(r"[\"']([a-z0-9_]+)[\"']", found[1]))) or None if found else None
 
 
 def _number(found: "Optional[re.Match[str]]") -> Optional[float]:

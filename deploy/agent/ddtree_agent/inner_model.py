@@ -261,20 +261,26 @@ class Library:
         return found[1] if found else None
 
     def tokenizer(self, place: str, names: List[str]) -> Dict[str, Any]:
-        """{tokenizer_class, tokenizer_class_known: bool, tokenizer_needs: a library that is missing}, or null each."""
+        """{tokenizer_class, tokenizer_class_known: bool, tokenizer_needs: a library that is missing, chat_template:
+        bool}, or null each."""
         try:
-            name = (
-                str(read_json(os.path.join(place, "tokenizer_config.json")).get("tokenizer_class") or "")
-                or None
-            )
+            said = read_json(os.path.join(place, "tokenizer_config.json"))
+            name = str(said.get("tokenizer_class") or "") or None
+            template: Optional[bool] = bool(said.get("chat_template"))
         except (OSError, ValueError, AttributeError):
-            name = None
+            name = template = None
+        # tekken.json brings its own way to write a chat.
+        if any(
+            one.startswith(("chat_template.", "tekken.json", "additional_chat_templates")) for one in names
+        ):
+            template = True
         slow = [] if "tokenizer.json" in names else [one for one in names if one in _SLOW]
         lacks = [_SLOW[one] for one in slow if package_dir(_SLOW[one], []) is None]
         return {
             "tokenizer_class": name,
             "tokenizer_class_known": self._tokenizer_class(name) if name and self.transformers else None,
             "tokenizer_needs": lacks[0] if lacks and self.transformers else None,
+            "chat_template": template,
         }
 
     def _tokenizer_class(self, name: str) -> Optional[bool]:

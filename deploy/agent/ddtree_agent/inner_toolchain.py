@@ -13,6 +13,7 @@ from typing import Any, Dict, List, Optional
 
 #: No target of a PTX text is known to every ptxas: only its word on the option is read.
 PTX = b".version 7.0\n.target sm_75\n.address_size 64\n"
+LINKED = ("/usr/local/lib", "/usr/lib64", "/usr/lib", "/lib64", "/lib")
 VARIABLES = (
     "CC",
     "CXX",
@@ -113,7 +114,21 @@ def _cuda_home() -> Dict[str, Any]:
         "nvcc": compiler if os.access(compiler, os.X_OK) else None,
         "cuda_fp8": any(os.path.exists(os.path.join(folder, "cuda_fp8.h")) for folder in include),
         "cudart_header": any(os.path.exists(os.path.join(folder, "cuda_runtime.h")) for folder in include),
+        "unlinked": _unlinked(value),
     }
+
+
+def _unlinked(home: str) -> List[str]:
+    """Of libcudart.so and libcuda.so those that FlashInfer's builds would not find to link: they name
+    CUDA_HOME/lib64 and its stubs, beside the linker's own directories and LIBRARY_PATH."""
+    places = [os.path.join(home, "lib64"), os.path.join(home, "lib64", "stubs")]
+    places += [part for part in os.environ.get("LIBRARY_PATH", "").split(":") if part]
+    places += [*LINKED, *glob.glob("/usr/lib/*-linux-gnu"), *glob.glob("/lib/*-linux-gnu")]
+    return [
+        name
+        for name in ("libcudart.so", "libcuda.so")
+        if not any(os.path.exists(os.path.join(place, name)) for place in places)
+    ]
 
 
 def _nvcc_archs(nvcc: Optional[str]) -> Optional[List[str]]:

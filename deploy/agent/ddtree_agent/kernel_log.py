@@ -30,16 +30,25 @@ KINDS: Tuple[Tuple[str, "re.Pattern[str]"], ...] = (
             r"(?i)NVRM:.*(?:I/O region assigned to your NVIDIA device is invalid|BAR\d? is 0M|can.t find an IRQ)"
         ),
     ),
-    ("flavour", re.compile(
+    (
+        "flavour",
+        re.compile(
             r"NVRM:.*(?:requires use of the NVIDIA open kernel modules|is not supported by open\b"
             r"|supported through the NVIDIA \S+ Legacy)"
-        )),
+        ),
+    ),
+    (
+        "unsupported",
+        re.compile(
+            r"(?i)NVRM:.*(?:not supported by (?:the )?(?:open )?NVIDIA|is not supported by (?:the|open)?$"
+            r"|GPU is not supported)"
+        ),
+    ),
     (
         "probe",
         re.compile(
             r"(?i)NVRM:.*(?:probe routine (?:failed|was not called)|RmInitAdapter failed|rm_init_adapter failed"
-            r"|None of the NVIDIA (?:devices|graphics adapters) were initialized|nvidia_dev_open.*failed"
-            r"|not supported by (?:the )?(?:open )?NVIDIA|GPU is not supported)"
+            r"|None of the NVIDIA (?:devices|graphics adapters) were initialized|nvidia_dev_open.*failed)"
         ),
     ),
     ("gsp", re.compile(r"(?i)NVRM:.*(?:GSP.{0,60}(?:timeout|timed out|failed|crash)|Timeout .{0,60}GSP)")),
@@ -130,7 +139,7 @@ def _event(text: str) -> Optional[Dict[str, Any]]:
             # Only where the line is about a PCI device: a time of day looks like an address too.
             bus = (
                 _BUS.search(text.partition("NVRM:")[2] or text)
-                if kind in ("bus", "flavour", "probe", "map", "gsp")
+                if kind in ("bus", "flavour", "unsupported", "probe", "map", "gsp")
                 else None
             )
             victim = _OOM.search(text) if kind == "oom" else None

@@ -105,7 +105,19 @@ def user(show: Dict[str, str]) -> Dict[str, Any]:
         found = pwd.getpwuid(int(name)) if name.isdigit() else pwd.getpwnam(name)
     except KeyError:
         return {"name": name, "exists": show.get("DynamicUser") == "yes"}
-    return {"name": name, "exists": True, "uid": found.pw_uid, "home": found.pw_dir}
+    group = show.get("Group") or ""
+    return {
+        "name": name, "exists": True, "uid": found.pw_uid, "home": found.pw_dir,
+        "missing_group": group if group and gid_of(group) is None else None,
+    }  # fmt: skip
+
+
+def gid_of(group: str) -> Optional[int]:
+    """A group's number; null where it is in no database."""
+    try:
+        return int(group) if group.isdigit() else grp.getgrnam(group).gr_gid
+    except KeyError:
+        return None
 
 
 def identity(show: Dict[str, str]) -> Dict[str, Any]:
@@ -118,7 +130,8 @@ def identity(show: Dict[str, str]) -> Dict[str, Any]:
         return {}
     entry = pwd.getpwuid(who["uid"])
     group = show.get("Group") or ""
-    gid = grp.getgrnam(group).gr_gid if group and not group.isdigit() else int(group or entry.pw_gid)
+    named = gid_of(group) if group else None
+    gid = entry.pw_gid if named is None else named
     return {"user": entry.pw_uid, "group": gid, "extra_groups": os.getgrouplist(entry.pw_name, gid)}
 
 

@@ -3,7 +3,7 @@
 import os
 import re
 import shutil
-from typing import TYPE_CHECKING, Any, Dict, List, Set
+from typing import TYPE_CHECKING, Any, Dict, List, Optional, Set
 
 from . import caps, probe_unit_needs, systemd, unitenv, unitfile
 
@@ -16,7 +16,8 @@ LoadState UnitFileState Type NotifyAccess KillMode KillSignal SendSIGKILL Restar
 SuccessExitStatus TimeoutStartUSec TimeoutStopUSec RuntimeMaxUSec WatchdogUSec StartLimitIntervalUSec StartLimitBurst
 LogRateLimitIntervalUSec LogRateLimitBurst StandardOutput StandardError User Group DynamicUser UMask RootDirectory
 WorkingDirectory NoNewPrivileges PrivateTmp PrivateDevices PrivateNetwork PrivateUsers ProtectSystem ProtectHome
-ProtectProc ProcSubset MemoryDenyWriteExecute RestrictAddressFamilies IPAddressDeny DevicePolicy DeviceAllow
+ProtectProc ProcSubset MemoryDenyWriteExecute RestrictAddressFamilies IPAddressDeny IPAddressAllow DevicePolicy
+DeviceAllow
 RestrictRealtime SystemCallFilter TasksMax LimitNOFILE LimitNOFILESoft LimitMEMLOCK LimitNPROC LimitAS MemoryMax
 MemoryHigh MemorySwapMax OOMPolicy PIDFile AmbientCapabilities
 """
@@ -157,15 +158,18 @@ def directory(shown: str, lines: "List[unitfile.Line]") -> Dict[str, Any]:
 
 
 def program(path: str) -> Dict[str, Any]:
-    """{path, exists, executable, runs, interpreter, interpreter_exists}: of its #! line, null where it is no script.
+    """{path, exists, executable, runs, interpreter, interpreter_exists, label}: of its #! line, null where it is no
+    script.
 
     runs: whether the kernel knows what to do with the file: a program, or a script with a first line that says of what.
+    label: its type where SELinux enforces, of the link that the path is where that is a home's or none.
     """
     answer: Dict[str, Any] = {"path": path, "exists": None, "executable": None, "interpreter": None}
-    answer.update(interpreter_exists=None, runs=None)
+    answer.update(interpreter_exists=None, runs=None, label=None)
     if not path.startswith("/") or "$" in path or "%" in path:
         return answer
     answer.update(exists=os.path.isfile(path), executable=os.path.isfile(path) and os.access(path, os.X_OK))
+    answer["label"] = label(path) if _enforcing() else None
     try:
         with open(path, "rb") as file:
             head = file.readline(512)
@@ -179,6 +183,29 @@ def program(path: str) -> Dict[str, Any]:
         name = words[0] + ("\r" if head.rstrip(b"\n").endswith(b"\r") and len(words) == 1 else "")
         answer.update(interpreter=name.replace("\r", "\\r"), interpreter_exists=os.path.exists(name))
     return answer
+
+
+def label(path: str) -> Optional[str]:
+    """The SELinux type of a program: that of its link first, which systemd has to read too."""
+    found = [_type(path, False), _type(path, True)]
+    return next((one for one in found if one and re.search(r"home|unlabeled", one)), found[1])
+
+
+def _type(path: str, follow: bool) -> Optional[str]:
+    try:
+        raw = os.getxattr(path, "security.selinux", follow_symlinks=follow)
+    except (OSError, AttributeError):
+        return None
+    words = raw.decode("utf-8", "replace").rstrip("\0").split(":")
+    return words[2] if len(words) > 2 else None
+
+
+def _enforcing() -> bool:
+    try:
+        with open("/sys/fs/selinux/enforce", encoding="ascii") as file:
+            return file.read(1) == "1"
+    except OSError:
+        return False
 
 
 def _other_formats() -> bool:

@@ -23,6 +23,10 @@ _QUOTED = re.compile(r"'[^']*'|\"(?:\\.|[^\"\\])*\"")
 _ESCAPES = {"n": "\n", "t": "\t", "s": " ", "r": "\r"}
 
 
+#: What joins commands, and a redirection; the file behind it is not told.
+_SHELL = re.compile(r"(&&|\|\|?|&|&?\d*>>?(?:&\d)?|<)(?=$|/)")
+
+
 def may_hold_secret(key: str) -> bool:
     """Whether a setting's value stays on the host."""
     return bool(_HUSH.match(key))
@@ -111,7 +115,7 @@ def words(value: str) -> Tuple[List[Tuple[str, bool]], bool]:
 
 def command(line: Line, names: "Set[str]") -> Dict[str, Any]:
     """The shape of an Exec…= line: {file, line, key, program, prefixes, unset, optional_unset, specifiers, json,
-    open_quote, glued}.
+    open_quote, glued, shell}.
 
     names: variables that are set. unset: used inside a word or braced and set by nobody, so that a hole is left;
     optional_unset: whole words of that kind, which vanish; glued: variables that a word begins with and goes on after.
@@ -145,7 +149,16 @@ def command(line: Line, names: "Set[str]") -> Dict[str, Any]:
         "json": [was for was, (word, whole) in _flagged(split) if not whole and _broken_json(word)],
         "open_quote": open_quote,
         "glued": sorted(set(glued)),
+        "shell": shell_words(program, split),
     }
+
+
+def shell_words(program: str, split: List[Tuple[str, bool]]) -> List[str]:
+    """Words that only a shell would act on (&&, |, >, 2>&1), given to a program as they stand."""
+    if re.search(r"(^|/)(ba|da|z|k)?sh$", program):
+        return []
+    found = [_SHELL.match(word) for word, whole in split[1:] if not whole]
+    return sorted({match.group(1) for match in found if match})
 
 
 def _flagged(split: List[Tuple[str, bool]]) -> Iterator[Tuple[str, Tuple[str, bool]]]:

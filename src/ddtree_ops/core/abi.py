@@ -145,6 +145,9 @@ def flashinfer(abi: Abi, interpreter: str) -> list[Finding]:
 def _tag(dist: Dist, cuda: str, remedy: str, rule: str, torch: Torch | None) -> Finding | None:
     """A +cuXYZ tag against torch's CUDA: another major never loads, another minor may."""
     tag = re.search(r"cu(\d{2})(\d+)", dist.local or "")
+    if dist.local == "cpu":
+        said = f"{dist.name} {dist.version} has no CUDA code, torch is built for CUDA {cuda}"
+        return warn(rule, said, remedy)
     if tag is None or f"{tag.group(1)}.{tag.group(2)}" == ".".join(cuda.split(".")[:2]):
         return None
     said = f"{dist.name} {dist.version} against torch's CUDA {cuda}{f' (torch {torch.version})' if torch else ''}"

@@ -83,6 +83,9 @@ def interpreter(launch: Launch, live: Live, wanted: Wanted) -> list[Finding]:
 
 def user(who: User, _: Live, wanted: Wanted) -> list[Finding]:
     """The service's user."""
+    if who.missing_group:
+        said = f"the service's group {who.missing_group} does not exist: status=216/GROUP"
+        return [block("user", said, f"groupadd --system {who.missing_group}, there")]
     if who.exists:
         return [ok("user", f"the service runs as {who.name}")]
     return [

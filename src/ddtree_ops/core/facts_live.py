@@ -206,8 +206,11 @@ class Port:
 
 @dataclass(frozen=True)
 class User:
+    """missing_group: Group= of the unit, where no database has it."""
+
     name: str
     exists: bool
+    missing_group: str | None = None
 
 
 @dataclass(frozen=True)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
-from ddtree_ops.core.checks.binaries import dist_named, torch_named
+from ddtree_ops.core.checks.binaries import REQUIRED, dist_named, torch_named
 from ddtree_ops.core.checks.binary_facts import SECTION, Binaries, Binary, Group
 from ddtree_ops.core.checks.python_env import interpreter
 from ddtree_ops.core.checks.rule import Rule
@@ -138,6 +139,29 @@ def kernels(facts: Binaries, live: Live, wanted: Wanted) -> list[Finding]:
     return [ok("gpu-kernels", f"{name} has code for {cards}")]
 
 
+def extensions(facts: Binaries, live: Live, wanted: Wanted) -> list[Finding]:
+    """Extensions named for one Python (common_ops.cpython-312-…) are for the interpreter of the unit."""
+    ours = "".join(str(getattr(live.engine, "python", "")).split(".")[:2])
+    by_stem: dict[tuple[str, str], set[str]] = {}
+    for one in facts.libs:
+        folder, _, name = one.file.rpartition("/")
+        stem, *tags = name.split(".")
+        tag = re.match(r"cpython-(\d+)", tags[0]) if len(tags) > 1 else None
+        # A name without such a tag (abi3, plain) fits any.
+        by_stem.setdefault((one.package, f"{folder}/{stem}"), set()).add(tag.group(1) if tag else ours)
+    wrong = sorted(
+        (package, stem, *sorted(tags)) for (package, stem), tags in by_stem.items() if ours not in tags
+    )
+    if live.cuda is False or not ours or not wrong:
+        return [ok("extension-python", "no extension is named for another Python")] if ours else []
+    package, stem, built = wrong[0][:3]
+    name = dist_named(package, live)
+    said = f"{stem.rpartition('/')[2]} of {name} is built for Python {built[0]}.{built[1:]}, the unit runs {ours[0]}."
+    remedy = f"{interpreter(live)} -m pip install --force-reinstall --no-deps {name.split()[0]}"
+    made = block if package in REQUIRED else warn
+    return [made("extension-python", f"{said}{ours[1:]}: it cannot be imported", remedy)]
+
+
 def torch(facts: Binaries, live: Live, wanted: Wanted) -> list[Finding]:
     """torch itself has code for every GPU that the service sees."""
     if live.cuda is False:
@@ -214,6 +238,10 @@ def _unknown(rule: str, why: str, live: Live, wanted: Wanted) -> Finding:
 
 
 RULES: tuple[Rule[Binaries], ...] = (
+    Rule(
+        "extension-python", SECTION, extensions,
+        "Python passes over an extension that is named for another version: the package seems to lack its code.",
+    ),
     Rule(
         "gpu-kernels", SECTION, kernels,
         "A kernel without code for one of the GPUs fails at graph capture or at the first request, after the weights.",

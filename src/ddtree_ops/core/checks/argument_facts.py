@@ -30,7 +30,9 @@ class EngineText:
 
     draft_layer_types: its DFlash draft reads the config's layer_types (so windows of some layers). draft_rope_default:
     the rope_theta that it takes where the config object has none. ngram_state: NGRAM commits a recurrent state.
-    lora_speculation: the algorithms that it allows beside LoRA.
+    lora_speculation: the algorithms that it allows beside LoRA. dp_refused: those that it refuses with DP attention.
+    mixed_chunk_off: it switches mixed chunks off by itself. fp8_marlin: it computes FP8 weights on GPUs without FP8.
+    blackwell_hybrid: the attention backends that it takes for a hybrid model on Blackwell.
     """
 
     draft_layer_types: bool | None = None
@@ -40,6 +42,10 @@ class EngineText:
     grammar_refused: bool | None = None
     lora_speculation: tuple[str, ...] | None = None
     hybrid_radix_refused: bool | None = None
+    dp_refused: tuple[str, ...] | None = None
+    mixed_chunk_off: bool | None = None
+    fp8_marlin: bool | None = None
+    blackwell_hybrid: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True)

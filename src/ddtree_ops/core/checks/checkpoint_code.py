@@ -96,6 +96,19 @@ def processor(found: CheckpointCode, live: Live, wanted: Wanted) -> Sequence[Fin
     return said
 
 
+def chat_template(found: Checkpoints, live: Live, wanted: Wanted) -> Sequence[Finding]:
+    """The target says how a conversation is written, or the arguments do."""
+    side, args = found.target, arguments(live, wanted)
+    if side is None or not side.known or side.chat_template is None:
+        return []
+    given = args is not None and args.has("--chat-template", "--is-embedding")
+    if side.chat_template or given:
+        return [ok("chat-template", f"{side.path}: its own" if side.chat_template else "--chat-template")]
+    text = f"{side.path} has no chat template (tokenizer_config.json, chat_template.jinja): /v1/chat/completions fails "
+    remedy = f"copy chat_template.jinja into {side.path} on {wanted.host}, or --chat-template in the unit"
+    return [warn("chat-template", text + "or is written in a form that the model was not trained on", remedy)]
+
+
 RULES: tuple[Rule[Any], ...] = (
     Rule(
         "model-code",
@@ -109,5 +122,11 @@ RULES: tuple[Rule[Any], ...] = (
         CODE,
         processor,
         "The engine builds the processor of a multimodal model at its start, and fails without its files.",
+    ),
+    Rule(
+        "chat-template",
+        CHECKPOINTS,
+        chat_template,
+        "Newer checkpoints keep the template in a file of its own, which a copy forgets: completions work, chats fail.",
     ),
 )

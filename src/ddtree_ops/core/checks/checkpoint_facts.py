@@ -65,6 +65,9 @@ class Side:
     sliding_window: int | None = None
     use_sliding_window: bool | None = None
     max_position_embeddings: int | None = None
+    num_experts: int | None = None
+    n_routed_experts: int | None = None
+    num_local_experts: int | None = None
     kv_lora_rank: int | None = None
     qk_rope_head_dim: int | None = None
     linear_num_value_heads: int | None = None
@@ -79,6 +82,7 @@ class Side:
     tokenizer_class: str | None = None
     tokenizer_class_known: bool | None = None
     tokenizer_needs: str | None = None
+    chat_template: bool | None = None
     filesystem: str | None = None
     dflash: Dflash | None = None
     mask_token_in_target: bool | None = None

@@ -95,7 +95,7 @@ def smoke(cuda: Cuda, live: Live, wanted: Wanted) -> list[Finding]:
     found = []
     for device in cuda.devices:
         if device.code in TAKEN:
-            found.append(_taken(device, wanted))
+            found.append(_taken(device, live, wanted))
         elif device.code:
             found.append(
                 _failed(
@@ -123,7 +123,13 @@ def smoke(cuda: Cuda, live: Live, wanted: Wanted) -> list[Finding]:
     return found or [ok("cuda-smoke", f"a context works on {len(cuda.devices)} GPUs as the service: {tried}")]
 
 
-def _taken(device: Device, wanted: Wanted) -> Finding:
+def _taken(device: Device, live: Live, wanted: Wanted) -> Finding:
+    gpus = live.of(GPUS)
+    modes = {card.compute_mode for card in gpus.cards} if isinstance(gpus, Gpus) else set()
+    if device.code == 46 and modes == {"Default"}:
+        said = f"CUDA device {device.index} ({device.name}): error 46 (unavailable), and no card is in exclusive "
+        remedy = f"nvidia-smi -q on {wanted.host}: License Status of a vGPU, Compute Mode; a reset, or its guest's host"
+        return block("cuda-smoke", f"{said}use: a vGPU without a licence, or a card in error", remedy)
     what = "its memory is full" if device.code == 2 else "another process has it for itself"
     said = f"CUDA device {device.index} ({device.name}) could not be tried: {what}"
     return warn("cuda-smoke", said, f"nvidia-smi, on {wanted.host}: only the running server should hold it")

@@ -17,6 +17,7 @@ from ddtree_ops.core.checks import (
     draft,
     draft_config,
     driver,
+    engine_limits,
     gpu,
     gpu_health,
     gpu_processes,
@@ -74,6 +75,7 @@ RULES: tuple[Rule[Any], ...] = (
     *draft_config.RULES,
     *arguments.RULES,
     *ranks.RULES,
+    *engine_limits.RULES,
     *speculation.RULES,
     *memory.RULES,
 )

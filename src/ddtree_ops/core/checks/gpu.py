@@ -132,6 +132,12 @@ def count(gpus: Gpus, live: Live, wanted: Wanted) -> list[Finding]:
     if not gpus.cards:
         return []
     remedy = f"systemctl edit {wanted.service} on {wanted.host}: Environment=CUDA_VISIBLE_DEVICES=, or another --tp"
+    words = [word.strip() for word in (gpus.visible or "").split(",") if word.strip()]
+    twice = sorted({word for word in words if words.count(word) > 1})
+    if twice:
+        said = f"CUDA_VISIBLE_DEVICES={gpus.visible} names {', '.join(twice)} twice: CUDA then shows no GPU at all"
+        fix = f"Environment=CUDA_VISIBLE_DEVICES={','.join(dict.fromkeys(words))}"
+        return [block("gpu-count", said, f"systemctl edit {wanted.service} on {wanted.host}: {fix}")]
     if gpus.visible is not None and have.missing:
         said = f"CUDA_VISIBLE_DEVICES={gpus.visible} names {', '.join(have.missing)}, which is no GPU of this host"
         return [block("gpu-count", f"{said} ({len(gpus.cards)} are there)", remedy)]

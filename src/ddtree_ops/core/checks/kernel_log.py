@@ -16,8 +16,9 @@ from ddtree_ops.core.xid import APPLICATION, HARDWARE, LINKS, MEMORY, POWER, REM
 
 @dataclass(frozen=True)
 class Event:
-    """kind: xid, sxid, bus, mismatch, map, flavour, unsigned, probe, gsp, oom, disk, aer (agent's kernel_log). detail:
-    of an OOM kill the process, of Xid 154 the action, of a SXid "fatal". age_s: since the last one, None: unknown."""
+    """kind: xid, sxid, bus, mismatch, map, flavour, unsupported, unsigned, probe, gsp, oom, disk, aer (agent's
+    kernel_log). detail: of an OOM kill the process, of Xid 154 the action, of a SXid "fatal". age_s: seconds since the
+    last one, None where not known."""
 
     kind: str
     code: int | None
@@ -163,6 +164,10 @@ FAULTS: dict[str, tuple[str, str]] = {
         "mokutil --sb-state on {host}; mokutil --import the key that signs the NVIDIA module, or the signed package",
     ),
     "probe": ("the driver could start no GPU", "dmesg | grep NVRM on {host}: the lines before say why"),
+    "unsupported": (
+        "this driver does not support that GPU: it is too old for it, or its open modules want a newer card",
+        "another driver branch, or the proprietary modules, on {host}; nvidia.com/drivers says which; then reboot",
+    ),
     "gsp": (
         "the GPU's system processor (GSP) gave no answer",
         "reboot {host}; a newer driver if it comes again",
@@ -190,7 +195,8 @@ def driver_faults(log: KernelLog, live: Live, wanted: Wanted) -> list[Finding]:
             found.append(warn("gpu-kernel", f"{said}; {over}" if over else said, hint))
         else:
             found.append(block("gpu-kernel", said, hint))
-    found.sort(key=lambda finding: finding.level is not Level.BLOCK)
+    # What names the cause comes before "could start no GPU".
+    found.sort(key=lambda one: (one.level is not Level.BLOCK, FAULTS["probe"][0] in one.evidence))
     return found[:4] or [ok("gpu-kernel", "the driver reported no fault in words")]
 
 
@@ -205,7 +211,7 @@ def _over(event: Event, gpus: Gpus, live: Live) -> str | None:
         return "the GPUs answer now"
     dead = any(one.dead for one in gpus.pci)
     enough = len(chosen(gpus, live).cards) >= needed(gpus, live) and not chosen(gpus, live).missing
-    if event.kind in ("probe", "map", "flavour") and enough and not dead:
+    if event.kind in ("probe", "map", "flavour", "unsupported") and enough and not dead:
         return "the server's own GPUs answer (another card, for a display?)"
     return None
 

@@ -249,11 +249,16 @@ def host(found: HostMemory, live: Live, wanted: Wanted) -> Sequence[Finding]:
     ranks = args.tp * args.pp
     least, need = (ranks * (files.target.largest + each) for each in (GB, _RANK))
     cache = args.number("--hicache-size") if args.has("--enable-hierarchical-cache") else 0
-    least, need = least + ranks * (cache or 0) * GB, need + ranks * (cache or 0) * GB
+    # What is offloaded is pinned: it cannot be swapped or dropped.
+    pinned = min(args.number("--cpu-offload-gb") or 0, files.target.bytes / ranks / GB)
+    least, need = (size + int(ranks * ((cache or 0) + pinned) * GB) for size in (least, need))
     if live.cuda is False:
         whole = files.target.bytes + (files.draft.bytes if files.draft else 0)
         least, need = max(least, whole), max(need, whole)
-    text = f"a load takes up to {need / GB:.1f} GB of host memory ({ranks} ranks x largest file and process)"
+    shares = f"{ranks} ranks x largest file and process"
+    shares += f", --hicache-size {cache} each" if cache else ""
+    shares += f", --cpu-offload-gb {pinned:.0f} each, pinned" if pinned else ""
+    text = f"a load takes up to {need / GB:.1f} GB of host memory ({shares})"
     rooms = [
         ("the unit's MemoryMax is", found.limit),
         ("the host has", found.total),
@@ -266,7 +271,7 @@ def host(found: HostMemory, live: Live, wanted: Wanted) -> Sequence[Finding]:
     name, room = min(((name, room) for name, room in rooms if room is not None), key=lambda one: one[1])
     if room >= need:
         return [ok("load-memory", f"{text}, {name} {room / GB:.1f} GB")]
-    remedy = f"ssh {wanted.host} free -g, then end what holds it, or lower --hicache-size"
+    remedy = f"ssh {wanted.host} free -g, then end what holds it, or lower --hicache-size or --cpu-offload-gb"
     if room == found.limit:
         remedy = (
             f"MemoryMax={need // GB + 4}G or more in a drop-in of {wanted.service}, then ddtree-ops adopt"

@@ -9,6 +9,8 @@ from typing import Any
 
 from ddtree_ops.core.checks.judge import rule
 from ddtree_ops.core.checks.rule import Rule, Section
+from ddtree_ops.core.checks.sandbox import SECTION as SANDBOX
+from ddtree_ops.core.checks.unit_files import SECTION as UNIT
 from ddtree_ops.core.checks.unit_files import edit
 from ddtree_ops.core.facts_live import Launch, Live, Unknown
 from ddtree_ops.core.finding import Finding, block, ok, warn
@@ -46,7 +48,8 @@ class Planned:
 
 @dataclass(frozen=True)
 class Network:
-    """ephemeral: (first, last) of the ports that the kernel gives to outgoing connections, minus `reserved`."""
+    """ephemeral: (first, last) of the ports that the kernel gives to outgoing connections, minus `reserved`.
+    unprivileged: the first port that an ordinary user may bind."""
 
     host: str
     port: int
@@ -54,6 +57,7 @@ class Network:
     ephemeral: tuple[int, int] | None
     reserved: tuple[tuple[int, int], ...]
     running: Proxies | None
+    unprivileged: int | None = None
 
 
 @dataclass(frozen=True)
@@ -95,6 +99,7 @@ def read(raw: Mapping[str, Any]) -> Network:
         ephemeral=(int(ephemeral[0]), int(ephemeral[1])) if ephemeral else None,
         reserved=_ranges(raw.get("reserved") or ""),
         running=_proxies(raw["running"]) if raw.get("running") else None,
+        unprivileged=raw.get("unprivileged"),
     )
 
 
@@ -135,8 +140,20 @@ def _ports(facts: Network, live: Live, wanted: Wanted) -> Iterator[Finding]:
             yield warn(
                 id, f"port {item.port} ({item.flag}) is held by a process that the agent cannot see", look
             )
+        elif item.flag != "--port" and item.port < _lowest(facts, live):
+            bad = True
+            text = f"port {item.port} ({item.flag}) is below {facts.unprivileged}, and the service is not root: no bind"
+            yield block(id, text, f"a port of 1024 or more for {item.flag} in the unit; {edit(wanted)}")
     if not bad:
         yield ok(id, f"{len(facts.ports)} planned ports, each free or our own")
+
+
+def _lowest(facts: Network, live: Live) -> int:
+    """The first port that the service's user may bind; 0 for root, with the capability, or where it is unknown."""
+    inside, unit = live.of(SANDBOX), live.of(UNIT)
+    root = getattr(inside, "uid", 0) == 0
+    capable = "cap_net_bind_service" in getattr(unit, "properties", {}).get("AmbientCapabilities", "").lower()
+    return 0 if root or capable else facts.unprivileged or 0
 
 
 def _range(facts: Network, live: Live, wanted: Wanted) -> Iterator[Finding]:

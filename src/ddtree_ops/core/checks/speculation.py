@@ -57,6 +57,9 @@ def tree(found: Arguments, live: Live, wanted: Wanted) -> Sequence[Finding]:
             f"--dtype {args.text('--dtype')}: a DFlash draft computes in bfloat16 and fails in the first step"
         )
         said.append(block("ddtree", text, "--dtype bfloat16 in the unit"))
+    if args.text("--dtype") in ("float16", "half"):
+        text = f"--dtype {args.text('--dtype')}: the features that a DFlash draft joins overflow, acceptance falls"
+        said.append(warn("ddtree", text, "--dtype bfloat16, or no --dtype, in the unit"))
     side = getattr(live.of(CHECKPOINTS), "target", None)
     if args.tree and side is not None and side.windowed_layers:
         text = f"{side.path} has {side.windowed_layers} sliding-window layers, whose window a tree breaks"

@@ -187,6 +187,12 @@ def cuda_home(facts: Toolchain, live: Live, wanted: Wanted) -> list[Finding]:
     if home.chosen and not home.cudart_header:
         said = f"{home.source}={home.value} has no CUDA headers"
         return _lacks("cuda-home", said, f"{home.source} of a whole toolkit in {wanted.service}", facts, live)
+    if home.directory and home.unlinked and facts.jit.flashinfer:
+        said = f"no {' and no '.join(home.unlinked)} to link in {home.value}/lib64, its stubs or the system's places"
+        remedy = f"Environment=LIBRARY_PATH=the directory of {home.unlinked[0]} (find / -name '{home.unlinked[0]}*')"
+        return _lacks(
+            "cuda-home", said, f"{remedy} in {wanted.service}, or flashinfer-jit-cache", facts, live
+        )
     return [ok("cuda-home", f"{home.value} ({home.source})")]
 
 

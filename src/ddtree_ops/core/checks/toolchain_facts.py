@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +20,8 @@ class Tool:
 
 @dataclass(frozen=True)
 class CudaHome:
-    """Where JIT builders look for the toolkit. source: the variable that says so, or how it was found."""
+    """Where JIT builders look for the toolkit. source: the variable that says so, or how it was found. unlinked:
+    libraries that a build would not find to link."""
 
     value: str
     source: str
@@ -28,6 +29,7 @@ class CudaHome:
     nvcc: str | None
     cuda_fp8: bool
     cudart_header: bool
+    unlinked: Sequence[str] = ()
 
     @property
     def chosen(self) -> bool:

@@ -33,7 +33,8 @@ class Specifier:
 @dataclass(frozen=True)
 class Command:
     """The shape of an Exec…= line. unset: variables that leave a hole; optional_unset: whole words that vanish; json:
-    flags whose JSON loses its quotes; glued: variables that a word begins with and goes on after."""
+    flags whose JSON loses its quotes; glued: variables that a word begins with and goes on after; shell: words that
+    only a shell would act on."""
 
     file: str
     line: int
@@ -46,6 +47,7 @@ class Command:
     json: tuple[str, ...]
     open_quote: bool
     glued: tuple[str, ...] = ()
+    shell: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -107,12 +109,15 @@ class Required:
 
 @dataclass(frozen=True)
 class Program:
+    """label: its SELinux type, None where SELinux does not enforce."""
+
     path: str
     exists: bool | None
     executable: bool | None
     interpreter: str | None
     interpreter_exists: bool | None
     runs: bool | None = None
+    label: str | None = None
 
 
 @dataclass(frozen=True)

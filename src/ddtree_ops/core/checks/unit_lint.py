@@ -37,6 +37,10 @@ _LOST = re.compile(r"Missing '='|(?:key|lvalue)(?: name)? '…'")
 _KEY = re.compile(r"(?:key|lvalue)(?: name)? '([^']+)'|Failed to parse (\w+)|(\w+)= |(?:value for|in) (\w+)=")
 
 
+#: SELinux types of what lies in a home, or was never labelled.
+_HOME = re.compile(r"home|unlabeled")
+
+
 def _lines(facts: UnitFiles, live: Live, wanted: Wanted) -> Iterator[Finding]:
     """Settings that systemd refuses or ignores: its exit status says nothing of them, its messages do."""
     id = "unit-lines"
@@ -112,11 +116,24 @@ def _command(facts: UnitFiles, live: Live, wanted: Wanted) -> Iterator[Finding]:
         elif seen is not None and vital and seen.runs is False:
             text = f"{where} is no program, and no first line (#!) names an interpreter: status=203/EXEC"
             found = block(id, text, f"ssh {wanted.host} head -1 {path}")
+        elif seen is not None and vital and seen.label and _HOME.search(seen.label):
+            text = (
+                f"{where} has the SELinux type {seen.label}, which systemd may not execute: status=203/EXEC"
+            )
+            fix = f"semanage fcontext -a -t bin_t '{path}' && restorecon -v {path} on {wanted.host}"
+            found = block(id, text, f"{fix}, or a virtual environment under /opt")
         elif seen is not None and vital and seen.interpreter and seen.interpreter_exists is False:
             text = f"{path} names the interpreter {seen.interpreter} in its first line, which does not exist"
             found = block(id, text, f"ssh {wanted.host} head -1 {path}")
         elif seen is not None and seen.exists is False and "-" not in command.prefixes:
             found = warn(id, f"{where} does not exist on the host", f"ssh {wanted.host} ls -l {path}")
+        if command.shell and command.key in ("ExecStart", "ExecStartPre"):
+            bad = True
+            text = f"{at(command)}: {command.key}= holds {' '.join(command.shell)}, which no shell reads there: the "
+            text += "program gets it as an argument and ends with a usage error"
+            yield block(
+                id, text, f"StandardOutput=, or /bin/sh -c 'exec …' around the command; {edit(wanted)}"
+            )
         if found:
             bad = True
             yield found

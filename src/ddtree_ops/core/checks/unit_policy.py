@@ -222,7 +222,7 @@ def _confined(facts: UnitFiles, cuda: bool) -> Iterator[tuple[str, str, bool]]:
         yield (
             "IPAddressDeny= forbids every address that IPAddressAllow= does not name",
             "IPAddressDeny=",
-            False,
+            shown.get("IPAddressAllow") == "",
         )
 
 
