@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from ddtree_ops.core.acceptance import Acceptance
 from ddtree_ops.core.log_text import LONGEST, bare, clean, plain
 from ddtree_ops.core.named import told
 from ddtree_ops.core.needles import Gate
@@ -20,13 +21,12 @@ from ddtree_ops.core.scanner import Evidence, Scanner
 from ddtree_ops.core.signatures import PHASES, Signature
 
 _ANY = "pasted"
-#: Counted over the whole log instead of believed at once: a wedged engine, speculation that never accepts.
-_STUCK, _FLAT = "S80", "S74"
+#: Counted over the whole log instead of believed at once: a wedged engine.
+_STUCK = "S80"
 #: Looked for only where nothing else is known of a line, and before its level is cut off with what precedes it.
 _LEVEL = "Y05"
 #: A line that no rule knows: what it says is all that is known.
 _WORDLESS, _SAID = ("Y02", "Y03", "Y04", "Y05", "X02", "V64"), 160
-_FLAT_MIN, _FLAT_SURE, _FLAT_BOUND = 3, 6, 1.05
 _OUTSIDE_ENGINE = frozenset({"transport"})
 
 _FRAME = re.compile(r'\s*File ".*", line \d+')
@@ -39,7 +39,6 @@ _DOCUMENTS = re.compile(
     r"\s*(?:# +|NOTE: |--[a-z][\w-]+(?:[ ,=]|$))"
 )  # a comment or a help text, and what they warn of
 _STATISTICS = re.compile(r"(?:Running: \d+ reqs|Decode batch)")
-_ACCEPTED = re.compile(r"Decode batch.*accept len: (?P<length>\d+\.\d+)")
 _ENGINE = re.compile(
     r"server_args=|\bsglang\b.*(?:launch_server|serve\b)|Load weight begin|Uvicorn running on|ServerArgs\("
     r"|vLLM API server version|non-default args: |Initializing an? (?:V1 )?LLM engine|Automatically detected platform"
@@ -134,8 +133,7 @@ class Reader:
         self._note: _Seen | None = None
         self._level: _Seen | None = None
         self._stuck: _Seen | None = None
-        self._lengths: list[float] = []
-        self._last_length = ""
+        self._acceptance = Acceptance()
         self._stopping = self._answered = False
 
     def feed(self, raw: str) -> None:
@@ -262,15 +260,12 @@ class Reader:
             self._waits = seen
 
     def _statistics(self, text: str) -> None:
+        self._acceptance.take(text)
         if not _STATISTICS.search(text):
             return
         signature = self._by_id[_STUCK]
         stuck = signature.pattern.search(text) is not None
         self._stuck = _Seen(signature, clean(text), tuple(self._run.scanner.recent())) if stuck else None
-        found = _ACCEPTED.search(text)
-        if found:
-            self._lengths.append(float(found["length"]))
-            self._last_length = clean(text)
 
     # --- the verdict ------------------------------------------------------------------------------------------
 
@@ -327,11 +322,12 @@ class Reader:
         return self._of(best, "WARN" if run.ready and not best.kills else "FAIL")
 
     def _flat(self) -> Diagnosis | None:
-        """Speculation that accepts nothing, over enough decode batches (one line is 40 steps)."""
-        if len(self._lengths) < _FLAT_MIN or max(self._lengths) > _FLAT_BOUND:
+        """Speculation that accepts nothing, over enough steps."""
+        flat = self._acceptance.flat()
+        if flat is None:
             return None
-        seen = _Seen(self._by_id[_FLAT], self._last_length, tuple(self._run.scanner.recent()))
-        return self._told("FAIL" if len(self._lengths) >= _FLAT_SURE else "WARN", seen)
+        seen = _Seen(self._by_id[flat.signature], flat.line, tuple(self._run.scanner.recent()))
+        return self._told("FAIL" if flat.sure else "WARN", seen)
 
     def _healthy(self) -> Diagnosis:
         if self._count == 0:
