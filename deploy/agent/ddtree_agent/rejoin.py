@@ -26,12 +26,8 @@ def rejoin(layout: Layout) -> Dict[str, Any]:
         if held is None or time.monotonic() > until:
             break
         time.sleep(0.2)
-    return {
-        "open": None,
-        "last": status.last_rollout(layout),
-        "held_by": held,
-        "status": status.status(layout),
-    }
+    now = status.status(layout)
+    return {"open": None, "last": now["last"], "held_by": held, "status": now}
 
 
 def _open(txn: Txn) -> Dict[str, Any]:
