@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from ddtree_ops.core.checks.gpu_facts import GPUS, NA, Card, Gpus, chosen, needed
+from ddtree_ops.core.checks.gpu_facts import GPUS, NA, Card, Gpus, chosen, needed, visible_words
 from ddtree_ops.core.checks.rule import Rule
 from ddtree_ops.core.facts_live import Live
 from ddtree_ops.core.finding import Finding, block, ok, warn
@@ -132,7 +132,7 @@ def count(gpus: Gpus, live: Live, wanted: Wanted) -> list[Finding]:
     if not gpus.cards:
         return []
     remedy = f"systemctl edit {wanted.service} on {wanted.host}: Environment=CUDA_VISIBLE_DEVICES=, or another --tp"
-    words = [word.strip() for word in (gpus.visible or "").split(",") if word.strip()]
+    words = visible_words(gpus)
     twice = sorted({word for word in words if words.count(word) > 1})
     if twice:
         said = f"CUDA_VISIBLE_DEVICES={gpus.visible} names {', '.join(twice)} twice: CUDA then shows no GPU at all"

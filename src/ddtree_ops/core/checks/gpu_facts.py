@@ -112,12 +112,17 @@ def needed(gpus: Gpus, live: Live) -> int:
     return live.launch.tp if isinstance(live.launch, Launch) else 1
 
 
+def visible_words(gpus: Gpus) -> list[str]:
+    """What CUDA_VISIBLE_DEVICES names, in its order."""
+    return [word.strip() for word in (gpus.visible or "").split(",") if word.strip()]
+
+
 def chosen(gpus: Gpus, live: Live) -> Chosen:
     """The GPUs that the server will take, by CUDA_VISIBLE_DEVICES and its own arguments."""
     want = needed(gpus, live)
     if gpus.visible is None:
         return Chosen(gpus.cards[gpus.base : gpus.base + want])
-    words = [word.strip() for word in gpus.visible.split(",") if word.strip()]
+    words = visible_words(gpus)
     found: list[Card] = []
     missing: list[str] = []
     for word in words:
